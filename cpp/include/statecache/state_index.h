@@ -1,0 +1,174 @@
+#ifndef STATECACHE_STATE_INDEX_H_
+#define STATECACHE_STATE_INDEX_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "statecache/cost_model.h"
+
+namespace statecache {
+
+// Names a state. Chosen by the caller, any value, unique among the resident states.
+using StateId = int64_t;
+
+enum class Policy : uint8_t {
+  kGds,  // priority = watermark at last use + cost(nearest shallower state, state)
+  kLru,  // every gain is 0, so the tie rule (least recently used first) decides everything
+};
+
+// Throws std::invalid_argument, listing the known names, for anything but "gds" and "lru".
+Policy parse_policy(std::string_view name);
+
+// An id that no resident state has.
+class UnknownState : public std::out_of_range {
+ public:
+  explicit UnknownState(StateId state);
+};
+
+// Work done by the heap since construction: what one call costs, free of clocks.
+struct HeapCounters {
+  uint64_t comparisons = 0;  // of two heap entries
+  uint64_t repushes = 0;     // entries whose bound was brought up to date and moved
+};
+
+// Decides which resident state to evict next: GreedyDual-Size over a tree of prefix points, or LRU.
+//
+// The heap is lazy and indexed: each state that can be a victim has exactly one entry, whose key
+// is a lower bound of the state's true (priority, last use). A use only ever raises the true key,
+// so it does not touch the heap; next_victim() recomputes the top and lets it sink until the top is
+// exact. Whatever can lower a key (a new state above it) moves the entry at once. There are never
+// more entries than states.
+//
+// All decisions are a pure function of the sequence of calls: no clock, no randomness, no
+// iteration over hash maps, no addresses. Not thread-safe: one thread at a time, by contract.
+//
+// Unless said otherwise a call is O(log n) in the number of resident states n (touch, pin and the
+// look-ups are O(1)). Calls that throw change nothing. Errors: UnknownState for an id that is not
+// resident, std::invalid_argument for any other bad argument, std::logic_error for a walk that is
+// begun twice or used without a begin.
+class StateIndex {
+ public:
+  explicit StateIndex(Policy policy, CostModel cost = CostModel());
+
+  // Makes `state` resident at `depth` tokens (0 .. kMaxDepth) and stamps it. `parent` is the
+  // nearest shallower resident state on its path; `children` are all states that now sit directly
+  // below it: each must be deeper than `state` and hang under `parent` now. A child left out
+  // cannot be noticed. O((1 + c) log n) for c children.
+  void insert(StateId state, int64_t depth, std::optional<StateId> parent,
+              std::span<const StateId> children);
+
+  // Stamps `state` with the watermark: it was matched, cached again or loaded back from host.
+  void touch(StateId state);
+
+  // A pinned state is never a victim but still counts as a shallower neighbour. Pins are counted;
+  // the last unpin stamps.
+  void pin(StateId state);
+  void unpin(StateId state);
+
+  // `state` is gone by the engine's own hand, pinned or not: its children get its parent, the
+  // watermark stays. O(log n + c).
+  void erase(StateId state);
+
+  // One eviction pass. next_victim() proposes the lowest (priority, last use) among the unpinned
+  // states that this walk has not proposed yet, or nothing. Several proposals may be open and other
+  // calls may come in between. evicted() takes a state proposed in this walk and still unpinned,
+  // removes it as erase() does and raises the watermark to the priority it has at that moment.
+  // end_walk() drops the proposals that were not confirmed: those states stay as they were.
+  // An id erased and inserted again is a new state.
+  void begin_walk();
+  std::optional<StateId> next_victim();
+  void evicted(StateId state);
+  void end_walk();
+
+  // A whole walk that confirms each proposal: up to `count` states, in order; fewer when the rest
+  // is pinned.
+  std::vector<StateId> evict(int64_t count);
+
+  double priority(StateId state) const;
+  double watermark() const { return watermark_; }
+  size_t size() const { return slot_of_.size(); }
+  bool contains(StateId state) const { return slot_of_.contains(state); }
+  const HeapCounters& counters() const { return counters_; }
+
+  // Verifies every invariant; throws std::logic_error naming the first one broken. O(n).
+  void check() const;
+
+ private:
+  using Slot = uint32_t;
+  static constexpr Slot kNone = UINT32_MAX;
+  static constexpr size_t kArity = 4;
+
+  struct Node {
+    StateId id = 0;
+    int64_t depth = 0;
+    double stamp = 0;         // watermark at last use
+    uint64_t last_use = 0;    // sequence number of last use
+    uint64_t generation = 0;  // which state lives in this slot; 0 when the slot is free
+    uint32_t pins = 0;
+    bool proposed = false;
+    Slot parent = kNone;
+    Slot first_child = kNone;
+    Slot next_sibling = kNone;
+    Slot prev_sibling = kNone;
+  };
+  struct Key {
+    double priority;
+    uint64_t last_use;
+  };
+  struct Entry {
+    Key key;
+    Slot slot;
+  };
+  struct Proposal {
+    Slot slot;
+    uint64_t generation;
+  };
+
+  Slot slot_of(StateId state) const;
+  Key key_of(const Node& node) const;
+  double priority_of(const Node& node) const;
+  void stamp(Node& node);
+  void require_walk(const char* call) const;
+
+  Slot allocate();
+  void link(Slot child, Slot parent);
+  void unlink(Slot child);
+  void remove(Slot slot);
+
+  bool less(const Key& a, const Key& b) const;
+  void heap_push(Slot slot);
+  void heap_erase(Slot slot);
+  void heap_lower(Slot slot);
+  void sift_up(size_t at, Entry entry);
+  void sift_down(size_t at, Entry entry);
+  void place(size_t at, const Entry& entry);
+
+  [[noreturn]] static void broken(const char* invariant, StateId state);
+  void check_tree() const;
+  void check_heap() const;
+
+  Policy policy_;
+  CostModel cost_;
+  double watermark_ = 0;
+  uint64_t uses_ = 0;
+  uint64_t generations_ = 0;
+  bool walking_ = false;
+
+  std::unordered_map<StateId, Slot> slot_of_;
+  std::vector<Node> nodes_;
+  std::vector<Slot> free_slots_;
+  std::vector<Entry> heap_;
+  std::vector<uint32_t> heap_at_;  // by slot: position in heap_, kNone when it has no entry
+  std::vector<Proposal> proposals_;
+  mutable HeapCounters counters_;
+};
+
+}  // namespace statecache
+
+#endif  // STATECACHE_STATE_INDEX_H_

@@ -1,0 +1,353 @@
+#include "statecache/state_index.h"
+
+#include <algorithm>
+#include <cassert>
+#include <string>
+
+namespace statecache {
+
+namespace {
+
+std::string named(StateId state) { return "state " + std::to_string(state); }
+
+[[noreturn]] void refuse(StateId state, const std::string& why) {
+  throw std::invalid_argument(named(state) + " " + why);
+}
+
+}  // namespace
+
+Policy parse_policy(std::string_view name) {
+  if (name == "gds") return Policy::kGds;
+  if (name == "lru") return Policy::kLru;
+  throw std::invalid_argument("unknown policy '" + std::string(name) + "': use gds or lru");
+}
+
+UnknownState::UnknownState(StateId state) : std::out_of_range(named(state) + " is not resident") {}
+
+StateIndex::StateIndex(Policy policy, CostModel cost) : policy_(policy), cost_(cost) {}
+
+void StateIndex::insert(StateId state, int64_t depth, std::optional<StateId> parent,
+                        std::span<const StateId> children) {
+  if (slot_of_.contains(state)) refuse(state, "is already resident");
+  if (depth < 0 || depth > kMaxDepth) {
+    refuse(state, "has depth " + std::to_string(depth) + ", outside 0 .. 2147483647");
+  }
+  const Slot parent_slot = parent ? slot_of(*parent) : kNone;
+  if (parent && nodes_[parent_slot].depth >= depth) {
+    refuse(state, "at depth " + std::to_string(depth) + " needs a shallower parent than " +
+                      named(*parent));
+  }
+  std::vector<Slot> child_slots;
+  child_slots.reserve(children.size());
+  for (const StateId child : children) {
+    const Slot slot = slot_of(child);
+    if (nodes_[slot].depth <= depth) {
+      refuse(state, "needs deeper children than " + named(child));
+    }
+    if (nodes_[slot].parent != parent_slot) {
+      refuse(state, "cannot take child " + named(child) + ", which hangs under another parent");
+    }
+    child_slots.push_back(slot);
+  }
+  std::vector<Slot> sorted = child_slots;
+  std::sort(sorted.begin(), sorted.end());
+  if (const auto twin = std::adjacent_find(sorted.begin(), sorted.end()); twin != sorted.end()) {
+    refuse(state, "lists child " + named(nodes_[*twin].id) + " twice");
+  }
+
+  const Slot slot = allocate();
+  slot_of_.emplace(state, slot);
+  Node& node = nodes_[slot];
+  node = Node{.id = state, .depth = depth, .generation = ++generations_};
+  stamp(node);
+  if (parent_slot != kNone) link(slot, parent_slot);
+  for (const Slot child : child_slots) {
+    unlink(child);
+    link(child, slot);
+    heap_lower(child);
+  }
+  heap_push(slot);
+}
+
+void StateIndex::touch(StateId state) { stamp(nodes_[slot_of(state)]); }
+
+void StateIndex::pin(StateId state) { ++nodes_[slot_of(state)].pins; }
+
+void StateIndex::unpin(StateId state) {
+  const Slot slot = slot_of(state);
+  Node& node = nodes_[slot];
+  if (node.pins == 0) refuse(state, "is not pinned");
+  if (--node.pins > 0) return;
+  stamp(node);
+  if (heap_at_[slot] == kNone && !node.proposed) heap_push(slot);
+}
+
+void StateIndex::erase(StateId state) { remove(slot_of(state)); }
+
+void StateIndex::begin_walk() {
+  if (walking_) throw std::logic_error("begin_walk inside a walk: call end_walk first");
+  walking_ = true;
+}
+
+std::optional<StateId> StateIndex::next_victim() {
+  require_walk("next_victim");
+  while (!heap_.empty()) {
+    Entry top = heap_.front();
+    Node& node = nodes_[top.slot];
+    if (node.pins > 0) {
+      heap_erase(top.slot);
+      continue;
+    }
+    const Key key = key_of(node);
+    if (less(top.key, key)) {
+      ++counters_.repushes;
+      top.key = key;
+      sift_down(0, top);
+      continue;
+    }
+    heap_erase(top.slot);
+    node.proposed = true;
+    proposals_.push_back({top.slot, node.generation});
+    return node.id;
+  }
+  return std::nullopt;
+}
+
+void StateIndex::evicted(StateId state) {
+  require_walk("evicted");
+  const Slot slot = slot_of(state);
+  const Node& node = nodes_[slot];
+  if (!node.proposed) refuse(state, "was not proposed in this walk");
+  if (node.pins > 0) refuse(state, "is pinned");
+  watermark_ = std::max(watermark_, priority_of(node));
+  remove(slot);
+}
+
+void StateIndex::end_walk() {
+  require_walk("end_walk");
+  walking_ = false;
+  for (const Proposal& proposal : proposals_) {
+    Node& node = nodes_[proposal.slot];
+    if (node.generation != proposal.generation) continue;
+    node.proposed = false;
+    if (node.pins == 0) heap_push(proposal.slot);
+  }
+  proposals_.clear();
+}
+
+std::vector<StateId> StateIndex::evict(int64_t count) {
+  if (count < 0) throw std::invalid_argument("cannot evict " + std::to_string(count) + " states");
+  begin_walk();
+  std::vector<StateId> victims;
+  while (std::ssize(victims) < count) {
+    const std::optional<StateId> victim = next_victim();
+    if (!victim) break;
+    evicted(*victim);
+    victims.push_back(*victim);
+  }
+  end_walk();
+  return victims;
+}
+
+double StateIndex::priority(StateId state) const { return priority_of(nodes_[slot_of(state)]); }
+
+StateIndex::Slot StateIndex::slot_of(StateId state) const {
+  const auto found = slot_of_.find(state);
+  if (found == slot_of_.end()) throw UnknownState(state);
+  return found->second;
+}
+
+double StateIndex::priority_of(const Node& node) const {
+  if (policy_ == Policy::kLru) return 0;
+  const int64_t shallower = node.parent == kNone ? 0 : nodes_[node.parent].depth;
+  return node.stamp + cost_.cost(shallower, node.depth);
+}
+
+StateIndex::Key StateIndex::key_of(const Node& node) const {
+  return {priority_of(node), node.last_use};
+}
+
+void StateIndex::stamp(Node& node) {
+  node.stamp = watermark_;
+  node.last_use = ++uses_;
+}
+
+void StateIndex::require_walk(const char* call) const {
+  if (!walking_) throw std::logic_error(std::string(call) + " outside a walk: call begin_walk");
+}
+
+StateIndex::Slot StateIndex::allocate() {
+  if (!free_slots_.empty()) {
+    const Slot slot = free_slots_.back();
+    free_slots_.pop_back();
+    return slot;
+  }
+  if (nodes_.size() >= kNone) throw std::length_error("more than 4294967294 states");
+  nodes_.emplace_back();
+  heap_at_.push_back(kNone);
+  return static_cast<Slot>(nodes_.size() - 1);
+}
+
+void StateIndex::link(Slot child, Slot parent) {
+  Node& node = nodes_[child];
+  Node& above = nodes_[parent];
+  node.parent = parent;
+  node.prev_sibling = kNone;
+  node.next_sibling = above.first_child;
+  if (above.first_child != kNone) nodes_[above.first_child].prev_sibling = child;
+  above.first_child = child;
+}
+
+void StateIndex::unlink(Slot child) {
+  Node& node = nodes_[child];
+  if (node.prev_sibling != kNone) {
+    nodes_[node.prev_sibling].next_sibling = node.next_sibling;
+  } else if (node.parent != kNone) {
+    nodes_[node.parent].first_child = node.next_sibling;
+  }
+  if (node.next_sibling != kNone) nodes_[node.next_sibling].prev_sibling = node.prev_sibling;
+  node.parent = node.prev_sibling = node.next_sibling = kNone;
+}
+
+void StateIndex::remove(Slot slot) {
+  const Slot parent = nodes_[slot].parent;
+  for (Slot child = nodes_[slot].first_child; child != kNone;) {
+    const Slot next = nodes_[child].next_sibling;
+    unlink(child);
+    if (parent != kNone) link(child, parent);
+    child = next;
+  }
+  unlink(slot);
+  if (heap_at_[slot] != kNone) heap_erase(slot);
+  slot_of_.erase(nodes_[slot].id);
+  nodes_[slot] = Node{};
+  free_slots_.push_back(slot);
+}
+
+bool StateIndex::less(const Key& a, const Key& b) const {
+  ++counters_.comparisons;
+  return a.priority < b.priority || (a.priority == b.priority && a.last_use < b.last_use);
+}
+
+void StateIndex::heap_push(Slot slot) {
+  heap_.emplace_back();
+  sift_up(heap_.size() - 1, {key_of(nodes_[slot]), slot});
+}
+
+void StateIndex::heap_erase(Slot slot) {
+  const size_t at = heap_at_[slot];
+  const Entry last = heap_.back();
+  heap_.pop_back();
+  heap_at_[slot] = kNone;
+  if (at == heap_.size()) return;
+  if (at > 0 && less(last.key, heap_[(at - 1) / kArity].key)) {
+    sift_up(at, last);
+  } else {
+    sift_down(at, last);
+  }
+}
+
+void StateIndex::heap_lower(Slot slot) {
+  const uint32_t at = heap_at_[slot];
+  if (at == kNone) return;
+  const Key key = key_of(nodes_[slot]);
+  if (!less(key, heap_[at].key)) return;
+  ++counters_.repushes;
+  sift_up(at, {key, slot});
+}
+
+void StateIndex::sift_up(size_t at, Entry entry) {
+  while (at > 0) {
+    const size_t above = (at - 1) / kArity;
+    if (!less(entry.key, heap_[above].key)) break;
+    place(at, heap_[above]);
+    at = above;
+  }
+  place(at, entry);
+}
+
+void StateIndex::sift_down(size_t at, Entry entry) {
+  for (;;) {
+    const size_t first = at * kArity + 1;
+    if (first >= heap_.size()) break;
+    const size_t end = std::min(first + kArity, heap_.size());
+    size_t lowest = first;
+    for (size_t child = first + 1; child < end; ++child) {
+      if (less(heap_[child].key, heap_[lowest].key)) lowest = child;
+    }
+    if (!less(heap_[lowest].key, entry.key)) break;
+    place(at, heap_[lowest]);
+    at = lowest;
+  }
+  place(at, entry);
+}
+
+void StateIndex::place(size_t at, const Entry& entry) {
+  heap_[at] = entry;
+  heap_at_[entry.slot] = static_cast<uint32_t>(at);
+}
+
+void StateIndex::broken(const char* invariant, StateId state) {
+  throw std::logic_error(std::string("broken invariant: ") + invariant + ", " + named(state));
+}
+
+void StateIndex::check() const {
+  if (slot_of_.size() + free_slots_.size() != nodes_.size()) {
+    throw std::logic_error("broken invariant: resident + free slots = all slots");
+  }
+  check_tree();
+  check_heap();
+}
+
+void StateIndex::check_tree() const {
+  size_t resident = 0;
+  for (Slot slot = 0; slot < nodes_.size(); ++slot) {
+    const Node& node = nodes_[slot];
+    if (node.generation == 0) {
+      if (heap_at_[slot] != kNone) broken("a free slot has no heap entry", node.id);
+      continue;
+    }
+    ++resident;
+    const auto found = slot_of_.find(node.id);
+    if (found == slot_of_.end() || found->second != slot) broken("an id leads to its slot", node.id);
+    if (node.last_use == 0 || node.last_use > uses_) broken("a use has been counted", node.id);
+    if (node.stamp > watermark_) broken("no stamp is above the watermark", node.id);
+    if (node.proposed && !walking_) broken("proposals end with their walk", node.id);
+    if (node.parent != kNone) {
+      const Node& parent = nodes_[node.parent];
+      if (parent.generation == 0) broken("a parent is resident", node.id);
+      if (parent.depth >= node.depth) broken("a parent is shallower", node.id);
+      const Slot before = node.prev_sibling;
+      if ((before == kNone ? parent.first_child : nodes_[before].next_sibling) != slot) {
+        broken("a parent lists its child", node.id);
+      }
+    }
+    for (Slot child = node.first_child; child != kNone; child = nodes_[child].next_sibling) {
+      if (nodes_[child].parent != slot) broken("a child knows its parent", node.id);
+    }
+  }
+  if (resident != slot_of_.size()) throw std::logic_error("broken invariant: count of residents");
+}
+
+void StateIndex::check_heap() const {
+  const auto above = [](const Key& a, const Key& b) {
+    return a.priority > b.priority || (a.priority == b.priority && a.last_use > b.last_use);
+  };
+  for (size_t at = 0; at < heap_.size(); ++at) {
+    const auto& [key, slot] = heap_[at];
+    const Node& node = nodes_[slot];
+    if (node.generation == 0) broken("a heap entry has a state", node.id);
+    if (heap_at_[slot] != at) broken("a state knows its heap entry", node.id);
+    if (node.proposed) broken("a proposed state is out of the heap", node.id);
+    if (above(key, key_of(node))) broken("a heap entry is a lower bound", node.id);
+    if (at > 0 && above(heap_[(at - 1) / kArity].key, key)) broken("heap order", node.id);
+  }
+  for (const auto& node : nodes_) {
+    if (node.generation == 0 || node.pins > 0 || node.proposed) continue;
+    if (heap_at_[static_cast<size_t>(&node - nodes_.data())] == kNone) {
+      broken("a state that can be a victim has a heap entry", node.id);
+    }
+  }
+}
+
+}  // namespace statecache
