@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statecache import CostModel, ReferenceCost, ReferenceIndex, StateIndex
 
 # Few distinct depths make equal priorities common, so that the tie rule is exercised.
-DEPTHS = tuple(range(0, 64)) + (100, 8_192, 8_193, 65_536, 2**31 - 1)
+DEPTHS = (*range(64), 100, 8_192, 8_193, 65_536, 2**31 - 1)
 COSTS = ((1.862e-5, 3.33e-6), (1.0, 0.0), (0.0, 1.0), (0.1, 1e-9))
 
 

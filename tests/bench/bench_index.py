@@ -9,6 +9,7 @@ import random
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
+
 from statecache import StateIndex
 
 SIZES = [1_000, 10_000, 100_000, 1_000_000]

@@ -7,6 +7,7 @@ in tokens to the nearest shallower state. L is the watermark.
 from collections.abc import Callable
 
 import pytest
+
 from statecache import CostModel, ReferenceCost, ReferenceIndex, StateIndex
 
 Index = StateIndex | ReferenceIndex

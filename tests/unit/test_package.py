@@ -8,6 +8,7 @@ from importlib.metadata import entry_points, metadata, requires
 from pathlib import Path
 
 import pytest
+
 import statecache
 
 ROOT = Path(__file__).parents[2]
