@@ -28,7 +28,7 @@ MUTATIONS = {
     ),
     "a use not stamped": ("  node.stamp = watermark_;\n", ""),
     "the last unpin not stamped": ("  stamp(node);\n  if (heap_at_[slot]", "  if (heap_at_[slot]"),
-    "a skipped proposal lost": ("    if (node.pins == 0) heap_push(proposal.slot);\n", ""),
+    "a skipped proposal lost": ("    if (node.pins == 0) heap_push(slot);\n", ""),
     "L raised to less than the priority": (
         "std::max(watermark_, priority_of(nodes_[slot]))",
         "std::max(watermark_, nodes_[slot].stamp)",
