@@ -200,7 +200,7 @@ def _admitted_blocks(blocks: int, every: int | None) -> list[int]:
 def _number_candidates(
     tree: PrefixTree, admitted_blocks: dict[int, list[int]]
 ) -> tuple[list[int], dict[int, list[int]], list[int], list[int]]:
-    """Return each node's candidate number (or -1), the candidates of each path, `depths`, `last`."""
+    """Return each node's candidate (or -1), each path's candidates, `depths` and `last`."""
     is_candidate = bytearray(len(tree.parents))
     for r, blocks in admitted_blocks.items():
         path = tree.paths[r]

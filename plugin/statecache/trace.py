@@ -106,7 +106,7 @@ def read_trace(source: str, *, limit: int | None = None, stdin: BinaryIO | None 
 def _read(name: str, raw: IO[bytes], limit: int | None) -> Trace:
     hashing = _HashingReader(raw)
     buffered = io.BufferedReader(hashing, 2**20)
-    stream: IO[bytes] = buffered
+    stream: IO[bytes] | gzip.GzipFile = buffered
     if buffered.peek(2)[:2] == _GZIP_MAGIC:
         stream = gzip.GzipFile(fileobj=buffered)
     decoder = msgspec.json.Decoder(Request)
@@ -129,7 +129,7 @@ def _read(name: str, raw: IO[bytes], limit: int | None) -> Trace:
     return Trace(name, hashing.sha256.hexdigest(), seed, requests)
 
 
-def _lines(name: str, stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+def _lines(name: str, stream: IO[bytes] | gzip.GzipFile) -> Iterator[tuple[int, bytes]]:
     number = 1
     while True:
         try:
