@@ -40,10 +40,11 @@ def agent_lines(workload: AgentWorkload) -> Iterator[bytes]:
     """Yield the trace line by line, in the order of its timestamps.
 
     A session starts from one of a few shared system prompts and grows turn by turn, each prompt
-    going on from the one before and its answer, up to about 100,000 tokens. About 7 % of turns
-    rewind: they go back to a point inside their context and take another way from there. Sessions
-    start spread over time and pause between turns, now and then for long. The same workload gives
-    the same bytes everywhere. The first line names the seed.
+    going on from the one before and its answer. About 7 % of turns rewind: they go back to a point
+    inside their context and take another way from there. At about 100,000 tokens a session goes
+    back to its system prompt and a summary. Sessions start spread over time and pause between
+    turns, now and then for long. The same workload gives the same bytes everywhere. The first line
+    names the seed.
     """
     rng = random.Random(workload.seed)  # noqa: S311 - a workload, not a secret
     ids = _BlockIds()
@@ -116,6 +117,8 @@ class _Session:
         else:
             self._grow(output_tokens)
         self._grow(_spread(self._rng, mean=1_600, most=16_000))
+        if len(self._context) * BLOCK_TOKENS > MAX_CONTEXT_TOKENS:
+            self._compact()
         return request
 
     def pause_ms(self) -> int:
@@ -124,17 +127,22 @@ class _Session:
         return 1_000 + _spread(self._rng, mean_ms, 20 * mean_ms)
 
     def _grow(self, tokens: int) -> None:
-        context_tokens = len(self._context) * BLOCK_TOKENS + self._partial_tokens
-        total = self._partial_tokens + min(tokens, max(0, MAX_CONTEXT_TOKENS - context_tokens))
+        total = self._partial_tokens + tokens
         self._context += self._ids.fresh(total // BLOCK_TOKENS)
         self._partial_tokens = total % BLOCK_TOKENS
 
     def _rewind(self) -> None:
         """Go back to a point of the context, near its end more often than not."""
         own_blocks = len(self._context) - self._system_blocks
-        dropped = int(own_blocks * self._rng.random() ** 3)
+        dropped = min(own_blocks, 1 + int(own_blocks * self._rng.random() ** 3))
         self._context = self._context[: len(self._context) - dropped]
         self._partial_tokens = 0
+
+    def _compact(self) -> None:
+        """Keep the system prompt and go on from a summary of the rest."""
+        self._context = self._context[: self._system_blocks]
+        self._partial_tokens = 0
+        self._grow(2_000 + int(4_000 * self._rng.random()))
 
 
 def _spread(rng: random.Random, mean: int, most: int) -> int:
