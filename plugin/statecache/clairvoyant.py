@@ -41,7 +41,7 @@ class Foresight:
         self._resident = bytearray(len(plan.depths))
         self._needs: dict[int, tuple[int, int]] = {}  # state: (next step to resume, tokens saved)
         self._idle: set[int] = set()  # resident states that nothing will resume as things are
-        self._stale: set[int] = set()  # resident states to value again
+        self._stale: set[int] = set()  # resident states in neither, to value again
         self._held = 0
 
     def play(self) -> tuple[list[int], int]:
@@ -49,9 +49,11 @@ class Foresight:
         hits = []
         evicted = 0
         for now, step in enumerate(self._plan.steps):
-            hit = next((c for c in step.resumable if self._resident[c]), -1)
+            hit = next(filter(self._resident.__getitem__, step.resumable), -1)
             hits.append(self._plan.depths[hit] if hit >= 0 else 0)
-            self._stale.update(c for c in step.resumable if self._resident[c])
+            for c in step.resumable:  # what each was waiting for is now, the pinned one's too
+                if self._resident[c]:
+                    self._forget_worth(c)
             for c in step.dropped:
                 if self._resident[c]:
                     self._remove(c)
@@ -68,12 +70,13 @@ class Foresight:
     def _trim(self, now: int, pinned: int, offered: set[int]) -> int:
         evicted = 0
         while self._held > self._slots:
-            self._revalue(now)
-            victim = min((c for c in self._idle if c != pinned), default=-1)
-            if victim < 0:
-                victim = min(
-                    (gain / (use - now), c) for c, (use, gain) in self._needs.items() if c != pinned
-                )[1]
+            if not self._idle:
+                self._revalue(now, pinned)
+            victim = (
+                min(self._idle)
+                if self._idle
+                else min((gain / (use - now), c) for c, (use, gain) in self._needs.items())[1]
+            )
             self._remove(victim)
             evicted += victim not in offered
         return evicted
@@ -90,29 +93,36 @@ class Foresight:
         position = bisect_right(self._drops[c], now)
         return self._drops[c][position] if position < len(self._drops[c]) else len(self._plan.steps)
 
-    def _revalue(self, now: int) -> None:
+    def _forget_worth(self, c: int) -> None:
+        self._stale.add(c)
+        self._needs.pop(c, None)
+        self._idle.discard(c)
+
+    def _revalue(self, now: int, pinned: int) -> None:
+        """Value what is stale, but for the pinned state, which so is no victim."""
+        self._stale.discard(pinned)
         for c in self._stale:
             need = self._need(c, now)
             if need is None:
-                self._needs.pop(c, None)
                 self._idle.add(c)
             else:
                 self._needs[c] = need
-                self._idle.discard(c)
         self._stale.clear()
+        if pinned >= 0:
+            self._stale.add(pinned)
 
     def _need(self, c: int, now: int) -> tuple[int, int] | None:
         """Return the next step that would resume from `c`, and the tokens it would save there."""
         first = self._next_use(c, now)
         if first is None:
             return None
-        depths, resident = self._plan.depths, self._resident
+        depths, is_resident = self._plan.depths, self._resident.__getitem__
         lost_at = self._lost_at(c, now)
         for position in range(first, len(self._uses[c])):
             step = self._uses[c][position]
             if step > lost_at:
                 return None
-            kept = (x for x in self._plan.steps[step].resumable if resident[x])
+            kept = filter(is_resident, self._plan.steps[step].resumable)
             if next(kept) == c:
                 shallower = next(kept, -1)
                 return step, depths[c] - (depths[shallower] if shallower >= 0 else 0)
@@ -137,12 +147,12 @@ class Foresight:
         above = self._above[c]
         while above >= 0:
             if self._resident[above]:
-                self._stale.add(above)
+                self._forget_worth(above)
             above = self._above[above]
         end = self._plan.last[c] + 1
         below = self._resident.find(1, c + 1, end)
         while below >= 0:
-            self._stale.add(below)
+            self._forget_worth(below)
             below = self._resident.find(1, below + 1, end)
 
 

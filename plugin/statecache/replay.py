@@ -77,7 +77,7 @@ def _play(plan: Plan, index: StateIndex, slots: int) -> tuple[list[int], int]:
     evicted = 0
     hits = []
     for step in plan.steps:
-        hit = next((c for c in step.resumable if resident[c]), -1)
+        hit = next(filter(resident.__getitem__, step.resumable), -1)
         on_path = []  # states of this path that one set now may hang under, deepest last
         if hit >= 0:
             index.touch(hit)
@@ -103,7 +103,10 @@ def _play(plan: Plan, index: StateIndex, slots: int) -> tuple[list[int], int]:
             while on_path and not resident[on_path[-1]]:
                 on_path.pop()
             index.insert(
-                c, depths[c], on_path[-1] if on_path else None, _directly_below(c, last, resident)
+                c,
+                depths[c],
+                on_path[-1] if on_path else None,
+                _directly_below(c, last, resident) if last[c] > c else (),
             )
             resident[c] = 1
             held += 1
