@@ -35,7 +35,8 @@ def turns_of(requests: list[dict]) -> list[tuple[dict, dict]]:
 
 def shared_blocks(one: dict, other: dict) -> int:
     pairs = zip(one["hash_ids"], other["hash_ids"], strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), len(one["hash_ids"]))
+    shorter = min(len(one["hash_ids"]), len(other["hash_ids"]))
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), shorter)
 
 
 def test_lines_are_well_formed_and_sorted_by_time(requests: list[dict]) -> None:
