@@ -92,9 +92,10 @@ def kv_timeline(tree: PrefixTree, kv_tokens: int | None) -> KvTimeline:
 class _KvPool:
     """A bounded set of resident nodes, closed under parents; leaves go least recently used first.
 
-    `_leaves` is a heap of (stamp, node) with one entry for each time a node became a leaf or was
-    stamped as one; an entry that no longer tells the truth is skipped. No two resident leaves share
-    a stamp, because the nodes a request stamped last form one chain.
+    `_leaves` is a heap of (stamp, node) with one entry for each time a node became a leaf; a leaf
+    that a later request stamped, as one that got a child was, no longer has the stamp of its entry,
+    which is skipped. No two resident leaves share a stamp, because the nodes that one request
+    stamped last form a chain.
     """
 
     def __init__(self, parents: list[int], capacity_blocks: int) -> None:
@@ -128,7 +129,7 @@ class _KvPool:
     def _drop_leaf(self, now: int) -> int:
         while True:
             stamp, node = heappop(self._leaves)
-            if stamp == now or self._stamps[node] != stamp or self._children[node]:
+            if self._stamps[node] != stamp:
                 continue
             self._stamps[node] = -1
             self._used_blocks -= 1
@@ -201,27 +202,7 @@ def _number_candidates(
     tree: PrefixTree, admitted_blocks: dict[int, list[int]]
 ) -> tuple[list[int], dict[int, list[int]], list[int], list[int]]:
     """Return each node's candidate (or -1), each path's candidates, `depths` and `last`."""
-    is_candidate = bytearray(len(tree.parents))
-    for r, blocks in admitted_blocks.items():
-        path = tree.paths[r]
-        for b in blocks:
-            is_candidate[path[b - 1]] = 1
-    depth_of: dict[int, int] = {}
-    above_of: dict[int, int] = {}
-    chains: dict[int, list[int]] = {}
-    for r in admitted_blocks:
-        path = tree.paths[r]
-        flags = [is_candidate[node] for node in path]
-        chains[r] = list(compress(path, flags))
-        if chains[r][-1] in depth_of:
-            continue
-        above = _ROOT
-        for node, blocks_deep in zip(
-            chains[r], compress(range(1, len(path) + 1), flags), strict=True
-        ):
-            depth_of[node] = blocks_deep * BLOCK_TOKENS
-            above_of[node] = above
-            above = node
+    depth_of, above_of, chains = _chain_candidates(tree, admitted_blocks)
     order = sorted(depth_of)  # a node's number is above its parent's
     in_subtree = dict.fromkeys([_ROOT, *order], 1)
     for node in reversed(order):
@@ -239,3 +220,28 @@ def _number_candidates(
         last[number] = number + in_subtree[node] - 1
     numbered = {r: [candidates[node] for node in chain] for r, chain in chains.items()}
     return candidates, numbered, depths, last
+
+
+def _chain_candidates(
+    tree: PrefixTree, admitted_blocks: dict[int, list[int]]
+) -> tuple[dict[int, int], dict[int, int], dict[int, list[int]]]:
+    """Return the depth of each candidate node, the one above it, and those of each path."""
+    is_candidate = bytearray(len(tree.parents))
+    for r, admitted in admitted_blocks.items():
+        path = tree.paths[r]
+        for blocks in admitted:
+            is_candidate[path[blocks - 1]] = 1
+    depth_of: dict[int, int] = {}
+    above_of: dict[int, int] = {}
+    chains: dict[int, list[int]] = {}
+    for r in admitted_blocks:
+        path = tree.paths[r]
+        flags = [is_candidate[node] for node in path]
+        chains[r] = list(compress(path, flags))
+        if chains[r][-1] in depth_of:
+            continue
+        blocks_deep = compress(range(1, len(path) + 1), flags)
+        for above, node, blocks in zip([_ROOT, *chains[r]], chains[r], blocks_deep, strict=False):
+            depth_of[node] = blocks * BLOCK_TOKENS
+            above_of[node] = above
+    return depth_of, above_of, chains

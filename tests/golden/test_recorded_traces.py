@@ -1,8 +1,8 @@
 """The recorded workloads give the published numbers: hit rates, and totals where known."""
 
 import pytest
-from replay_support import GRID_SLOTS, needs_recorded, recorded_plan
 
+from replay_support import GRID_SLOTS, needs_recorded, recorded_plan
 from statecache.replay import replay
 
 pytestmark = needs_recorded

@@ -2,6 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from replay_oracle import oracle
 from replay_support import replay_prompts
 
@@ -10,12 +11,13 @@ PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size
 
 @st.composite
 def growing_prompts(draw: st.DrawFn) -> list[list[int]]:
-    """Prompts that go on from a cut of an earlier one: sessions, rewinds and forks."""
+    """Prompts that go on from a cut of an earlier one: sessions, rewinds, repeats."""
     prompts: list[list[int]] = [[0]]
     for fresh in range(1, draw(st.integers(1, 40))):
         base = prompts[draw(st.integers(0, len(prompts) - 1))]
         kept = draw(st.integers(0, len(base)))
-        prompts.append(base[:kept] + [100 * fresh + i for i in range(draw(st.integers(1, 6)))])
+        added = draw(st.integers(0 if kept else 1, 6))
+        prompts.append(base[:kept] + [100 * fresh + i for i in range(added)])
     return prompts
 
 

@@ -4,8 +4,8 @@ import random
 
 import msgspec
 import pytest
-from replay_support import replay_prompts, trace_of
 
+from replay_support import replay_prompts, trace_of
 from statecache.generate import AgentWorkload, agent_lines
 from statecache.plan import PrefixTree, kv_timeline, make_plan
 from statecache.replay import replay
@@ -32,6 +32,12 @@ def test_it_weighs_tokens_saved_against_time_held() -> None:
 def test_a_state_with_a_deeper_one_on_the_same_way_is_worth_nothing() -> None:
     # Two slots after abcd: ab is passed by abcdx too, but abcd serves it; ef is worth the slot.
     assert hits("ab abcd ef abcdx efx", 2, "clairvoyant") == 2 + 4 + 2
+
+
+def test_a_state_is_worth_what_it_saves_beyond_the_next_one() -> None:
+    # Two slots, after xyz: abcdef saves 2 more than abcd at request 4 (1 a request waited for),
+    # xyz 3 at request 3 (3), abcd 4 at request 5 (1.33). So abcdef goes, and abcd serves twice.
+    assert hits("abcd abcdef xyz xyzw abcdefg abcdh", 2, "clairvoyant") == 4 + 3 + 4 + 4
 
 
 def test_a_rewind_is_foreseen() -> None:

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from replay_support import replay_prompts, write_trace
 
 import statecache
+from replay_support import replay_prompts, write_trace
 
 COMMAND = str(Path(sys.executable).with_name("statecache"))
 PROMPTS = [[1, 2], [3, 4], [1, 2, 5], [3, 4, 6], [1, 2, 7]]
@@ -183,7 +183,10 @@ BAD_TRACES = {
     "not json": (GOOD + b"{]\n", ", line 2: is not a JSON object"),
     "missing field": (GOOD + b'{"timestamp":0}\n', ", line 2: object missing required field `inp"),
     "negative length": (GOOD.replace(b"1024", b"-4"), ", line 1: field input_length: expected"),
-    "ids no integers": (GOOD.replace(b"[1,2]", b"[1,true]"), ", line 1: field hash_ids[1]: expec"),
+    "ids no integers": (
+        GOOD.replace(b"[1,2]", b"[1,true]"),
+        ", line 1: field hash_ids[1]: expected",
+    ),
     "empty file": (b"", ": is empty"),
 }
 

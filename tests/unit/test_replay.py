@@ -4,12 +4,12 @@ Tokens are given in blocks of 512.
 """
 
 import pytest
-from replay_support import replay_prompts
 
+from replay_support import replay_prompts
 from statecache import CostModel
 from statecache.errors import SettingsError
 from statecache.plan import PrefixTree, kv_timeline, make_plan
-from statecache.replay import ReplayRow
+from statecache.replay import ReplayRow, replay
 from statecache.trace import Request, Trace
 
 
@@ -77,6 +77,19 @@ def test_lru_evicts_what_was_used_longest_ago() -> None:
     assert row.evicted_states == 3
 
 
+def test_a_state_already_where_a_prompt_ends_is_used() -> None:
+    # 2 slots: ab, cd, and ab again, which finds its state where it ends: so ef evicts cd.
+    assert blocks(play("ab cd ab ef abx", slots=2)) == (11, 1 + 2, 2)
+
+
+def test_only_whole_blocks_count() -> None:
+    # 1,100 tokens: the third id names a part of a block.
+    requests = [Request(0, 1100, 0, [1, 2, 3]), Request(1, 2048, 0, [1, 2, 3, 4])]
+    tree = PrefixTree.of(Trace("t", "", None, requests))
+    row = replay(make_plan(tree, kv_timeline(tree, None), "ends"), "gds", 2)
+    assert blocks(row) == (2 + 4, 2, 2)
+
+
 def test_gds_keeps_what_is_dear_to_rebuild() -> None:
     # 2 slots: abcdef is dear, x1 and x2 are cheap: lru loses abcdef to yz, gds does not.
     assert blocks(play("abcdef xx yz abcdefg", slots=2, policy="gds")) == (17, 6, 6)
@@ -117,11 +130,11 @@ def test_least_recently_used_leaves_go_first() -> None:
 
 
 def test_a_block_of_the_request_itself_never_goes() -> None:
-    # 3 blocks: ab, then c; abd needs 1 block: leaf b is older, but its own, so c goes.
-    row = play("ab c abd c", slots=9, kv_blocks=3)
+    # 3 blocks: ab, then c; abe needs 1 block: leaf b is older, but its own, so c goes.
+    row = play("ab c abe c", slots=9, kv_blocks=3)
     assert blocks(row) == (2 + 1 + 3 + 1, 2, 2)
-    # cq would find nothing: c was dropped for abd.
-    assert blocks(play("ab c abd cq", slots=9, kv_blocks=3)) == (8, 2, 2)
+    # cq would find nothing: c was dropped for abe.
+    assert blocks(play("ab c abe cq", slots=9, kv_blocks=3)) == (8, 2, 2)
 
 
 def test_a_dropped_state_frees_its_slot_and_does_not_raise_the_watermark() -> None:

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from replay_support import write_trace
 
+from replay_support import write_trace
 from statecache import trace as trace_module
 from statecache.errors import SettingsError, TraceError
 from statecache.trace import Request, read_trace
