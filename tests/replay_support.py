@@ -1,6 +1,7 @@
 """What the replay tests share: the recorded traces, and plans from plain lists of block ids."""
 
 import gzip
+import json
 from functools import cache
 from pathlib import Path
 
@@ -12,11 +13,7 @@ from statecache.replay import ReplayRow, replay
 from statecache.trace import Request, Trace, read_trace
 
 RECORDED = Path(__file__).resolve().parents[2] / "shared" / "traces"
-GRID_SLOTS = (
-    *(16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
-    *(2048, 4096, 8192, 16384, 32768, 100000),
-)
-LIMITS = {"agent_coding": None, "conversation": 3000}
+PUBLISHED = json.loads(Path(__file__).with_name("golden").joinpath("published.json").read_bytes())
 
 needs_recorded = pytest.mark.skipif(
     not RECORDED.is_dir(), reason=f"the recorded traces are not at {RECORDED}"
@@ -25,7 +22,9 @@ needs_recorded = pytest.mark.skipif(
 
 @cache
 def recorded_tree(name: str) -> PrefixTree:
-    return PrefixTree.of(read_trace(str(RECORDED / f"{name}.jsonl.gz"), limit=LIMITS[name]))
+    return PrefixTree.of(
+        read_trace(str(RECORDED / f"{name}.jsonl.gz"), limit=PUBLISHED["requests"][name])
+    )
 
 
 @cache

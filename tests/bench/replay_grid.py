@@ -6,6 +6,7 @@ TRACES is the folder of the recorded traces. Exit code 1 when a number differs o
 """
 
 import argparse
+import json
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -16,20 +17,7 @@ from statecache.plan import PrefixTree, kv_timeline, make_plan
 from statecache.replay import replay
 from statecache.trace import read_trace
 
-SLOTS = (
-    *(16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
-    *(2048, 4096, 8192, 16384, 32768, 100000),
-)
-LIMITS = {"agent_coding": None, "conversation": 3000}
-PUBLISHED = {  # (trace, slots): dense lru, dense gds, ends lru, ends gds
-    ("agent_coding", 64): (0.1814, 0.6908, 0.7477, 0.8810),
-    ("agent_coding", 128): (0.3783, 0.8761, 0.8985, 0.9151),
-    ("agent_coding", 256): (0.7841, 0.9205, 0.9260, 0.9241),
-    ("agent_coding", 1024): (0.9360, 0.9354, 0.9261, 0.9262),
-    ("conversation", 256): (0.0582, 0.1386, 0.1080, 0.1771),
-    ("conversation", 1024): (0.2193, 0.2456, 0.2357, 0.2489),
-}
-COLUMNS = (("dense", "lru"), ("dense", "gds"), ("ends", "lru"), ("ends", "gds"))
+PUBLISHED = json.loads(Path(__file__).parents[1].joinpath("golden/published.json").read_bytes())
 Cell = tuple[str, str, str, int]
 
 
@@ -37,12 +25,12 @@ def play_policy(policy: str, traces: Path) -> tuple[float, dict[Cell, float]]:
     """Return the seconds of the whole grid under one policy, and its hit rates."""
     started = time.perf_counter()
     rates: dict[Cell, float] = {}
-    for name, limit in LIMITS.items():
+    for name, limit in PUBLISHED["requests"].items():
         tree = PrefixTree.of(read_trace(str(traces / f"{name}.jsonl.gz"), limit=limit))
         kv = kv_timeline(tree, None)
         for admission in ("dense", "ends"):
             plan = make_plan(tree, kv, admission)
-            for slots in SLOTS:
+            for slots in PUBLISHED["slots"]:
                 row = replay(plan, policy, slots)
                 rates[name, admission, policy, slots] = row.hit_tokens / row.prompt_tokens
     return time.perf_counter() - started, rates
@@ -50,11 +38,10 @@ def play_policy(policy: str, traces: Path) -> tuple[float, dict[Cell, float]]:
 
 def differences(rates: dict[Cell, float]) -> list[str]:
     found = []
-    for (name, slots), published in PUBLISHED.items():
-        for (admission, policy), expected in zip(COLUMNS, published, strict=True):
-            rate = rates.get((name, admission, policy, slots))
-            if rate is not None and round(rate, 4) != expected:
-                found.append(f"{name} {admission} {policy} {slots}: {rate:.4f}, not {expected}")
+    for name, admission, policy, slots, expected in PUBLISHED["hit_rates"]:
+        rate = rates.get((name, admission, policy, slots))
+        if rate is not None and round(rate, 4) != expected:
+            found.append(f"{name} {admission} {policy} {slots}: {rate:.4f}, not {expected}")
     return found
 
 

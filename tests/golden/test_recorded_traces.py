@@ -2,19 +2,11 @@
 
 import pytest
 
-from replay_support import GRID_SLOTS, needs_recorded, recorded_plan
+from replay_support import PUBLISHED, needs_recorded, recorded_plan
 from statecache.replay import replay
 
 pytestmark = needs_recorded
 
-HIT_RATES = [  # trace, slots, then dense lru, dense gds, ends lru, ends gds
-    ("agent_coding", 64, 0.1814, 0.6908, 0.7477, 0.8810),
-    ("agent_coding", 128, 0.3783, 0.8761, 0.8985, 0.9151),
-    ("agent_coding", 256, 0.7841, 0.9205, 0.9260, 0.9241),
-    ("agent_coding", 1024, 0.9360, 0.9354, 0.9261, 0.9262),
-    ("conversation", 256, 0.0582, 0.1386, 0.1080, 0.1771),
-    ("conversation", 1024, 0.2193, 0.2456, 0.2357, 0.2489),
-]
 TOTALS = [  # trace, slots, policy (dense): hit, prompt, missed-by-state tokens, evicted states
     ("agent_coding", 64, "gds", 229_773_312, 332_637_184, 82_690_048, 14_289),
     ("agent_coding", 64, "lru", 60_327_936, 332_637_184, 252_135_424, 34_743),
@@ -22,19 +14,9 @@ TOTALS = [  # trace, slots, policy (dense): hit, prompt, missed-by-state tokens,
 ]
 
 
-@pytest.mark.parametrize(("trace", "slots", "a", "b", "c", "d"), HIT_RATES)
-def test_hit_rates(trace: str, slots: int, a: float, b: float, c: float, d: float) -> None:
-    rows = [
-        replay(recorded_plan(trace, admission), policy, slots)
-        for admission in ("dense", "ends")
-        for policy in ("lru", "gds")
-    ]
-    assert [round(row.hit_tokens / row.prompt_tokens, 4) for row in rows] == [a, b, c, d]
-
-
-@pytest.mark.parametrize(("policy", "rate"), [("lru", 0.9342), ("gds", 0.9284)])
-def test_agent_at_384_slots(policy: str, rate: float) -> None:
-    row = replay(recorded_plan("agent_coding", "dense"), policy, 384)
+@pytest.mark.parametrize(("trace", "admission", "policy", "slots", "rate"), PUBLISHED["hit_rates"])
+def test_hit_rates(trace: str, admission: str, policy: str, slots: int, rate: float) -> None:
+    row = replay(recorded_plan(trace, admission), policy, slots)
     assert round(row.hit_tokens / row.prompt_tokens, 4) == rate
 
 
@@ -57,7 +39,7 @@ def test_ceilings(trace: str, ceiling: float) -> None:
 @pytest.mark.parametrize("trace", ["agent_coding", "conversation"])
 def test_clairvoyant_is_at_least_as_good_everywhere(trace: str, admission: str) -> None:
     plan = recorded_plan(trace, admission)
-    for slots in GRID_SLOTS:
+    for slots in PUBLISHED["slots"]:
         online = [replay(plan, policy, slots).hit_tokens for policy in ("lru", "gds")]
         assert replay(plan, "clairvoyant", slots).hit_tokens >= max(online), slots
 

@@ -197,7 +197,7 @@ def test_a_bad_trace_is_one_line(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content)
     before = sorted(tmp_path.iterdir())
-    done = run("replay", path, "--json", tmp_path / "o.json", "--plot", tmp_path / "o.png")
+    done = run("replay", path, "--json", tmp_path / "o.json")
     assert_one_line(done, f"{path}{problem}")
     assert sorted(tmp_path.iterdir()) == before
 
