@@ -6,7 +6,7 @@ import gzip
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -34,7 +34,7 @@ generate = typer.Typer(help="Make a workload in the trace format.")
 app.add_typer(generate, name="generate")
 
 # typer brings its own click or uses the installed one, by version: ask it which.
-_ClickException = typer.BadParameter.__mro__[2]
+_ClickException: Any = typer.BadParameter.__mro__[2]
 
 
 def main() -> int:
@@ -49,10 +49,8 @@ def main() -> int:
     except OSError as error:
         _discard_stdout()
         return 1 if isinstance(error, BrokenPipeError) else _fail(f"output: {error.strerror}", 1)
-    except Exception as error:
-        if not isinstance(error, _ClickException):
-            raise
-        return _fail(f"{error.format_message()} (statecache --help shows the usage)")  # type: ignore[attr-defined]
+    except _ClickException as error:
+        return _fail(f"{error.format_message()} (statecache --help shows the usage)")
     return code if isinstance(code, int) else 0
 
 
@@ -127,10 +125,10 @@ def replay_command(
         cost=_cost(cost),
     )
     if json:
-        check_output("--json", json)
+        check_output("--json", json, keep=trace)
     if plot:
         check_plot(plot)
-        check_output("--plot", plot)
+        check_output("--plot", plot, keep=trace)
     recorded = read_trace(trace, limit=limit)
     rows = _replay_all(recorded, settings)
     name = on_one_line(Path(recorded.name).name)
@@ -162,7 +160,10 @@ def generate_agent(
     seed: Annotated[int, typer.Option(help="Another seed, another workload.")] = 0,
 ) -> None:
     """Growing coding-agent sessions, interleaved in time; the same seed gives the same bytes."""
-    lines = agent_lines(AgentWorkload(sessions, turns, seed))
+    try:
+        lines = agent_lines(AgentWorkload(sessions, turns, seed))
+    except SettingsError as error:
+        raise SettingsError(f"--{error}") from error
     if str(output) == "-":
         sys.stdout.buffer.writelines(lines)
         sys.stdout.buffer.flush()

@@ -15,9 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["check_output", "whole_file"]
 
 
-def check_output(flag: str, path: Path) -> None:
-    """Raise `SettingsError` naming `flag` if `path` cannot be written, before any work is done."""
+def check_output(flag: str, path: Path, keep: str | None = None) -> None:
+    """Raise `SettingsError` naming `flag` if `path` cannot be written, before any work is done.
+
+    `keep` names an input file that `path` must not replace.
+    """
     target = Path(os.path.realpath(path))
+    if keep is not None and target == Path(os.path.realpath(keep)):
+        raise SettingsError(f"{flag}: {_shown(path)} is the trace itself: name another file")
     if target.is_dir():
         raise SettingsError(f"{flag}: {_shown(path)} is a directory: name a file")
     if not target.parent.is_dir():

@@ -168,8 +168,8 @@ def test_a_bad_setting_is_one_line(kind: str, trace: Path, tmp_path: Path) -> No
         (["nonsense"], "nonsense"),
         (["generate", "agent"], "--output"),
         (["generate", "agent", "-o", "/nowhere/x"], "--output: there is no directory /nowhere"),
-        (["generate", "agent", "-o", "x", "--sessions", "0"], "sessions is 0"),
-        (["generate", "agent", "-o", "x", "--seed", "-1"], "seed is -1"),
+        (["generate", "agent", "-o", "x", "--sessions", "0"], "--sessions is 0"),
+        (["generate", "agent", "-o", "x", "--seed", "-1"], "--seed is -1"),
     ],
 )
 def test_bad_usage_is_one_line(arguments: list[str], problem: str, tmp_path: Path) -> None:
@@ -213,6 +213,12 @@ def test_an_earlier_result_survives_bad_input(tmp_path: Path) -> None:
     (tmp_path / "bad").write_bytes(b"{]")
     assert run("replay", tmp_path / "bad", "--json", out).returncode == 2
     assert out.read_text() == "earlier"
+
+
+def test_the_trace_is_never_overwritten(trace: Path) -> None:
+    before = trace.read_bytes()
+    assert_one_line(run("replay", trace, "--json", trace), "--json: ")
+    assert trace.read_bytes() == before
 
 
 def test_devices_are_written_and_stay_devices(trace: Path) -> None:
