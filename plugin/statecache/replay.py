@@ -73,7 +73,6 @@ def _play(plan: Plan, index: StateIndex, slots: int) -> tuple[list[int], int]:
     """Return the tokens hit by each step, and the number of states evicted."""
     depths, last = plan.depths, plan.last
     resident = bytearray(len(depths))
-    held = 0
     evicted = 0
     hits = []
     for step in plan.steps:
@@ -88,17 +87,15 @@ def _play(plan: Plan, index: StateIndex, slots: int) -> tuple[list[int], int]:
             if resident[c]:
                 index.erase(c)
                 resident[c] = 0
-                held -= 1
         for c in step.admitted[bisect_right(step.admitted, hit) :]:
             if resident[c]:
                 index.touch(c)
                 continue
-            if held >= slots:
+            if len(index) >= slots:
                 victims = index.evict(1)
                 if not victims:
                     continue
                 resident[victims[0]] = 0
-                held -= 1
                 evicted += 1
             while on_path and not resident[on_path[-1]]:
                 on_path.pop()
@@ -109,7 +106,6 @@ def _play(plan: Plan, index: StateIndex, slots: int) -> tuple[list[int], int]:
                 _directly_below(c, last, resident) if last[c] > c else (),
             )
             resident[c] = 1
-            held += 1
             on_path.append(c)
         if hit >= 0:
             index.unpin(hit)
