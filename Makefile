@@ -45,6 +45,7 @@ lint: install
 	$(RUN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(RUN)/cmake-format --check $(CMAKE_FILES)
 	$(RUN)/mypy
+	$(PY) -m mypy.stubtest statecache._index --allowlist tests/stub_allowlist.txt
 	$(RUN)/lint-imports --no-logo
 
 test-cpp: system $(VENV)/.ready
