@@ -66,9 +66,11 @@ elseif(STATECACHE_CUDA STREQUAL "ON" AND NOT torch_dir)
   message(FATAL_ERROR "statecache: STATECACHE_CUDA=ON needs the torch operators")
 endif()
 if(with_cuda)
-  target_sources(statecache_checkpoint PRIVATE cpp/src/checkpoint_copy_cuda.cu)
-  set_target_properties(statecache_checkpoint PROPERTIES CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
-                                                         CUDA_RUNTIME_LIBRARY Static)
+  add_library(statecache_checkpoint_cuda STATIC cpp/src/checkpoint_copy_cuda.cu)
+  target_include_directories(statecache_checkpoint_cuda PUBLIC cpp/include)
+  # C++17 there: CMake 3.25 cannot ask CUDA 13 for more.
+  set_target_properties(statecache_checkpoint_cuda PROPERTIES CUDA_STANDARD 17
+                                                              CUDA_RUNTIME_LIBRARY Static)
 endif()
 
 if(torch_dir)
@@ -83,6 +85,7 @@ if(torch_dir)
   target_include_directories(_checkpoint_ops SYSTEM PRIVATE ${torch_dir}/include)
   # Loaded already when the module is imported: no path to it is recorded.
   target_link_libraries(_checkpoint_ops PRIVATE statecache_checkpoint Python::Module
+                                                $<$<BOOL:${with_cuda}>:statecache_checkpoint_cuda>
                                                 ${torch_dir}/lib/libtorch_cpu.so)
   install(TARGETS _checkpoint_ops LIBRARY DESTINATION statecache)
 endif()
