@@ -26,7 +26,7 @@ def quantize(state: Tensor) -> tuple[Tensor, Tensor]:
     """Return the int8 levels and the scales of `[..., d_v, d_k]`: one scale a column."""
     wide = state.to(torch.float32)
     magnitude = wide.abs().amax(dim=-2, keepdim=True).clamp(min=MIN_MAGNITUDE)
-    # A divisor that is a tensor of the device: on CUDA, torch multiplies by the inverse of a number.
+    # The divisor is a tensor: on CUDA, torch multiplies by the inverse of a plain number.
     divisor = torch.full((), MAX_LEVEL, dtype=torch.float32, device=state.device)
     scale = (magnitude / divisor).to(scale_dtype(state.dtype))
     levels = torch.round(wide / scale.to(torch.float32)).clamp(-MAX_LEVEL, MAX_LEVEL)
