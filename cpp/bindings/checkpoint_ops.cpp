@@ -36,7 +36,6 @@ std::byte* address(const Tensor& tensor) { return static_cast<std::byte*>(tensor
 class Layers {
  public:
   Layers(const Tensors& tensors, bool stacked) : tensors_(tensors), stacked_(stacked) {
-    STD_TORCH_CHECK(!tensors.empty(), "statecache: no state tensor was given");
     STD_TORCH_CHECK(!stacked || tensors.size() == 1, "statecache: one stacked tensor was expected");
     for (const Tensor& tensor : tensors) {
       STD_TORCH_CHECK(tensor.dim() == first().dim() &&
@@ -73,6 +72,13 @@ class Layers {
   const Tensors& tensors_;
   bool stacked_;
 };
+
+Layers temporal_layers(const Tensors& tensors) {
+  STD_TORCH_CHECK(!tensors.empty(), "statecache: no state tensor was given");
+  const Layers layers(tensors, tensors.front().dim() == 5);
+  STD_TORCH_CHECK(layers.dim() == 4, "statecache: need [layers, slots, heads, d_v, d_k]");
+  return layers;
+}
 
 const int64_t* slot_list(const Layers& state, const Tensor& slots, int64_t listed,
                          int64_t slot_count) {
@@ -158,8 +164,7 @@ template <typename Launch>
 void store(const Tensors& active_tensors, const Tensor& quantized, const Tensor& scale,
            const Tensor& report, const Tensor& active_slots, const Tensor& slots,
            const Launch& launch) {
-  const Layers active(active_tensors, active_tensors.front().dim() == 5);
-  STD_TORCH_CHECK(active.dim() == 4, "statecache: need [layers, slots, heads, d_v, d_k]");
+  const Layers active = temporal_layers(active_tensors);
   CheckpointCopy copy = describe(active, quantized, scale, active_slots, slots);
   STD_TORCH_CHECK(report.dim() == 1 && report.scalar_type() == ScalarType::Int &&
                       report.is_contiguous() && report.numel() == copy.listed &&
@@ -172,8 +177,7 @@ void store(const Tensors& active_tensors, const Tensor& quantized, const Tensor&
 template <typename Launch>
 void load(const Tensor& quantized, const Tensor& scale, const Tensors& active_tensors,
           const Tensor& slots, const Tensor& active_slots, const Launch& launch) {
-  const Layers active(active_tensors, active_tensors.front().dim() == 5);
-  STD_TORCH_CHECK(active.dim() == 4, "statecache: need [layers, slots, heads, d_v, d_k]");
+  const Layers active = temporal_layers(active_tensors);
   for_layers(describe(active, quantized, scale, active_slots, slots), active, quantized, scale,
              launch);
 }

@@ -86,7 +86,8 @@ class Part:
         return prod(self.leading) * prod(self.trailing) * self.dtype.itemsize
 
 
-def poolpool_parts(active: ActiveState, mode: str) -> list[Part]:
+def pool_parts(active: ActiveState, mode: str) -> list[Part]:
+    """Return the tensors that a pool for `active` consists of."""
     if mode not in MODES:
         raise ValueError(f"unknown mode '{mode}': use int8 or native")
     temporals = active.temporals()
