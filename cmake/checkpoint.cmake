@@ -89,3 +89,8 @@ if(torch_dir)
                                                 ${torch_dir}/lib/libtorch_cpu.so)
   install(TARGETS _checkpoint_ops LIBRARY DESTINATION statecache)
 endif()
+
+if(STATECACHE_TESTS)
+  enable_testing()
+  add_subdirectory(tests/cpp/checkpoint)
+endif()
