@@ -13,8 +13,8 @@
 
 #include "statecache/checkpoint_copy.h"
 
-// Only torch's stable ABI is used: one binary serves every torch from 2.13 on, with and without CUDA.
-// Schemas and meaning: plugin/statecache/checkpoint_copies.py.
+// Only torch's stable ABI is used: one binary serves every torch from 2.13 on, with and without
+// CUDA. Schemas and meaning: plugin/statecache/checkpoint_copies.py.
 
 namespace {
 
@@ -98,14 +98,15 @@ const int64_t* slot_list(const Layers& state, const Tensor& slots, int64_t liste
 CheckpointCopy describe(const Layers& active, const Tensor& quantized, const Tensor& scale,
                         const Tensor& active_slots, const Tensor& slots) {
   const ScalarType type = active.first().scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::Half ||
-                      type == ScalarType::BFloat16,
-                  "statecache: a temporal state is float32, float16 or bfloat16");
+  STD_TORCH_CHECK(
+      type == ScalarType::Float || type == ScalarType::Half || type == ScalarType::BFloat16,
+      "statecache: a temporal state is float32, float16 or bfloat16");
   const int64_t heads = active.size(1);
   const int64_t d_v = active.size(2);
   const int64_t d_k = active.size(3);
-  STD_TORCH_CHECK(active.stride(3) == 1 && active.stride(2) == d_k && d_k % 8 == 0 && d_v % 8 == 0,
-                  "statecache: a head's state must be rows without gaps, d_v and d_k multiples of 8");
+  STD_TORCH_CHECK(
+      active.stride(3) == 1 && active.stride(2) == d_k && d_k % 8 == 0 && d_v % 8 == 0,
+      "statecache: a head's state must be rows without gaps, d_v and d_k multiples of 8");
   STD_TORCH_CHECK(quantized.dim() == 5 && quantized.scalar_type() == ScalarType::Char &&
                       quantized.size(0) == active.count() && quantized.size(2) == heads &&
                       quantized.size(3) == d_v && quantized.size(4) == d_k &&
@@ -319,8 +320,15 @@ constexpr long kWithCuda = 1;
 constexpr long kWithCuda = 0;
 #endif
 
-PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "_checkpoint_ops", nullptr, -1, nullptr,
-                                 nullptr,               nullptr,           nullptr, nullptr};
+PyModuleDef module_definition = {PyModuleDef_HEAD_INIT,
+                                 "_checkpoint_ops",
+                                 nullptr,
+                                 -1,
+                                 nullptr,
+                                 nullptr,
+                                 nullptr,
+                                 nullptr,
+                                 nullptr};
 
 }  // namespace
 

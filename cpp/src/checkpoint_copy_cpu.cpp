@@ -45,7 +45,9 @@ struct Bfloat16 {
   using Scale = uint16_t;
   static constexpr Element kMagnitude = 0x7fffU;
   static constexpr Element kInfinity = 0x7f80U;
-  [[gnu::always_inline]] static inline float load_low(uint32_t pair) { return to_float(pair << 16); }
+  [[gnu::always_inline]] static inline float load_low(uint32_t pair) {
+    return to_float(pair << 16);
+  }
   [[gnu::always_inline]] static inline float load_high(uint32_t pair) {
     return to_float(pair & 0xffff0000U);
   }
@@ -108,10 +110,10 @@ struct Scales {
   }
 };
 
-// The integer nearest to the quotient x / scale, in the low byte, the quotient first rounded to a float. With fused
-// multiply-add the division is Markstein's: `inverse` is 1 / scale rounded. Scales are at least
-// 1e-8 / 127, so nothing underflows where the integer is not 0. The tests walk through the quotients
-// where a last-bit difference could matter.
+// The integer nearest to the quotient x / scale, in the low byte, the quotient first rounded to a
+// float. With fused multiply-add the division is Markstein's: `inverse` is 1 / scale rounded.
+// Scales are at least 1e-8 / 127, so nothing underflows where the integer is not 0. The tests walk
+// through the quotients where a last-bit difference could matter.
 template <bool kFused>
 [[gnu::always_inline]] inline uint32_t nearest_level(float x, float scale, float inverse) {
   float quotient = 0;
@@ -196,8 +198,8 @@ template <typename Type>
     const Element* __restrict at = matrix + static_cast<int64_t>(row) * d_k;
     for (int k = 0; k < columns; ++k) {
       const Element a = std::max<Element>(at[k] & Type::kMagnitude, at[k + d_k] & Type::kMagnitude);
-      const Element b = std::max<Element>(at[k + 2 * d_k] & Type::kMagnitude,
-                                          at[k + 3 * d_k] & Type::kMagnitude);
+      const Element b =
+          std::max<Element>(at[k + 2 * d_k] & Type::kMagnitude, at[k + 3 * d_k] & Type::kMagnitude);
       largest[k] = std::max(largest[k], std::max(a, b));
     }
   }
@@ -224,8 +226,8 @@ template <typename Type, bool kFused>
       uint32_t pair = 0;
       std::memcpy(&pair, from + 2 * k, sizeof(pair));
       const uint32_t low = nearest_level<kFused>(Type::load_low(pair), scale[k], inverse[k]);
-      const uint32_t high = nearest_level<kFused>(
-          Type::load_high(pair), scale[k + kColumns / 2], inverse[k + kColumns / 2]);
+      const uint32_t high = nearest_level<kFused>(Type::load_high(pair), scale[k + kColumns / 2],
+                                                  inverse[k + kColumns / 2]);
       const auto levels = static_cast<uint16_t>((low & 0xffU) | high << 8);
       std::memcpy(to + 2 * k, &levels, sizeof(levels));
     }
@@ -356,18 +358,24 @@ template <bool kFused>
 [[gnu::always_inline]] inline void quantize_any(const CheckpointCopy& copy, int64_t first,
                                                 int64_t last) {
   switch (copy.type) {
-    case StateType::kFloat32: return quantize_range<Float32, kFused>(copy, first, last);
-    case StateType::kFloat16: return quantize_range<Float16, kFused>(copy, first, last);
-    case StateType::kBfloat16: return quantize_range<Bfloat16, kFused>(copy, first, last);
+    case StateType::kFloat32:
+      return quantize_range<Float32, kFused>(copy, first, last);
+    case StateType::kFloat16:
+      return quantize_range<Float16, kFused>(copy, first, last);
+    case StateType::kBfloat16:
+      return quantize_range<Bfloat16, kFused>(copy, first, last);
   }
 }
 
 [[gnu::always_inline]] inline void dequantize_any(const CheckpointCopy& copy, int64_t first,
                                                   int64_t last) {
   switch (copy.type) {
-    case StateType::kFloat32: return dequantize_range<Float32>(copy, first, last);
-    case StateType::kFloat16: return dequantize_range<Float16>(copy, first, last);
-    case StateType::kBfloat16: return dequantize_range<Bfloat16>(copy, first, last);
+    case StateType::kFloat32:
+      return dequantize_range<Float32>(copy, first, last);
+    case StateType::kFloat16:
+      return dequantize_range<Float16>(copy, first, last);
+    case StateType::kBfloat16:
+      return dequantize_range<Bfloat16>(copy, first, last);
   }
 }
 
@@ -465,11 +473,11 @@ void copy_tiles(const RowCopy& copy, int64_t first, int64_t last) {
         target_slot >= copy.target_slot_count) {
       continue;
     }
-    std::memcpy(static_cast<std::byte*>(copy.target[layer]) +
-                    target_slot * copy.target_slot_stride + begin,
-                static_cast<const std::byte*>(copy.source[layer]) +
-                    source_slot * copy.source_slot_stride + begin,
-                static_cast<size_t>(std::min(kPageBytes, copy.row_bytes - begin)));
+    std::memcpy(
+        static_cast<std::byte*>(copy.target[layer]) + target_slot * copy.target_slot_stride + begin,
+        static_cast<const std::byte*>(copy.source[layer]) + source_slot * copy.source_slot_stride +
+            begin,
+        static_cast<size_t>(std::min(kPageBytes, copy.row_bytes - begin)));
   }
 }
 

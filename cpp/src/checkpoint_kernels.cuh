@@ -71,8 +71,8 @@ struct Element {
   }
 };
 
-// The integer nearest to the quotient x / scale, in the low byte. Markstein's division: `inverse` is
-// 1 / scale rounded. See checkpoint_copy_cpu.cpp.
+// The integer nearest to the quotient x / scale, in the low byte. Markstein's division: `inverse`
+// is 1 / scale rounded. See checkpoint_copy_cpu.cpp.
 __device__ __forceinline__ uint32_t nearest_level(float x, float scale, float inverse) {
   const float guess = __fmul_rn(x, inverse);
   const float quotient = __fmaf_rn(__fmaf_rn(-scale, guess, x), inverse, guess);
@@ -127,7 +127,8 @@ struct Exchange<2> {
     const bool odd = lane & 1;
     const uint32_t a = __shfl_xor_sync(kAllLanes, odd ? rows[0][0] : rows[1][0], 1);
     const uint32_t b = __shfl_xor_sync(kAllLanes, odd ? rows[0][1] : rows[1][1], 1);
-    return odd ? make_uint4(a, b, rows[1][0], rows[1][1]) : make_uint4(rows[0][0], rows[0][1], a, b);
+    return odd ? make_uint4(a, b, rows[1][0], rows[1][1])
+               : make_uint4(rows[0][0], rows[0][1], a, b);
   }
   static __device__ __forceinline__ void undo(uint4 row, uint32_t (&rows)[2][2], int lane) {
     const bool odd = lane & 1;
@@ -172,13 +173,13 @@ struct Exchange<4> {  // a transposition, its own inverse
 template <StateType kType, int kDv, int kDk>
 struct Tile {
   using E = Element<kType>;
-  static constexpr int kVector = 16 / E::kBytes;             // elements in 16 bytes
+  static constexpr int kVector = 16 / E::kBytes;  // elements in 16 bytes
   static constexpr int kColumns = 256 / E::kBytes < kDk ? 256 / E::kBytes : kDk;
   static constexpr int kTiles = kDk / kColumns;
   static constexpr int kLanesPerRow = kColumns / kVector;
   static constexpr int kRowStep = kThreads / kLanesPerRow;
-  static constexpr int kRows = kDv / kRowStep;               // held by a thread
-  static constexpr int kShare = 16 / kVector;                // lanes of one 16-byte int8 access
+  static constexpr int kRows = kDv / kRowStep;  // held by a thread
+  static constexpr int kShare = 16 / kVector;   // lanes of one 16-byte int8 access
   static constexpr int kWords = kColumns / E::kPerWord;
   static_assert(kDv % kRowStep == 0 && kRows % kShare == 0 && kRows >= kShare);
   static_assert(kWarp % kLanesPerRow == 0, "a row must not straddle warps");
@@ -279,8 +280,8 @@ __global__ void __launch_bounds__(kThreads)
       uint32_t levels[T::kVector];
 #pragma unroll
       for (int k = 0; k < T::kVector; ++k) {
-        levels[k] = nearest_level(E::load(words[k / E::kPerWord], k % E::kPerWord), scale[k],
-                                  inverse[k]);
+        levels[k] =
+            nearest_level(E::load(words[k / E::kPerWord], k % E::kPerWord), scale[k], inverse[k]);
       }
 #pragma unroll
       for (int k = 0; k < T::kVector; k += 4) {
@@ -470,8 +471,8 @@ __global__ void __launch_bounds__(kThreads)
   if (column >= copy.d_k) return;
 
   float scale[2];
-  read_two<kScaleType<kType>>(
-      pair.scale(copy, layer, head) + column * Element<kType>::kScaleBytes, scale);
+  read_two<kScaleType<kType>>(pair.scale(copy, layer, head) + column * Element<kType>::kScaleBytes,
+                              scale);
   const char* from = pair.quantized(copy, layer, head) + column;
   char* to = pair.active(copy, layer, head);
   for (int row = thread / (kGeneralColumns / 2); row < copy.d_v; row += kGeneralRowStep) {
@@ -499,7 +500,8 @@ __global__ void __launch_bounds__(kThreads) copy_rows(const __grid_constant__ Ro
                                      target_slot * copy.target_slot_stride);
   const int64_t words = copy.row_bytes / static_cast<int64_t>(sizeof(Word));
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < words; i += step) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < words;
+       i += step) {
     to[i] = from[i];
   }
 }
@@ -563,9 +565,12 @@ template <bool kStore, typename Launcher>
 int launch(const CheckpointCopy& copy, const Launcher& launcher) {
   if (copy.layers == 0 || copy.listed == 0 || copy.heads == 0) return 0;
   switch (copy.type) {
-    case StateType::kFloat32: break;
-    case StateType::kFloat16: return launch_for_type<kStore, StateType::kFloat16>(copy, launcher);
-    case StateType::kBfloat16: return launch_for_type<kStore, StateType::kBfloat16>(copy, launcher);
+    case StateType::kFloat32:
+      break;
+    case StateType::kFloat16:
+      return launch_for_type<kStore, StateType::kFloat16>(copy, launcher);
+    case StateType::kBfloat16:
+      return launch_for_type<kStore, StateType::kBfloat16>(copy, launcher);
   }
   return launch_for_type<kStore, StateType::kFloat32>(copy, launcher);
 }
@@ -585,7 +590,8 @@ int launch(const RowCopy& copy, const Launcher& launcher) {
   uint64_t bits =
       static_cast<uint64_t>(copy.source_slot_stride | copy.target_slot_stride | copy.row_bytes);
   for (int l = 0; l < copy.layers; ++l) {
-    bits |= reinterpret_cast<uintptr_t>(copy.source[l]) | reinterpret_cast<uintptr_t>(copy.target[l]);
+    bits |=
+        reinterpret_cast<uintptr_t>(copy.source[l]) | reinterpret_cast<uintptr_t>(copy.target[l]);
   }
   if (bits % 16 == 0) return launch_rows<uint4>(copy, launcher);
   if (bits % 4 == 0) return launch_rows<uint32_t>(copy, launcher);

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from statecache.checkpoint_copies import NON_FINITE, STORED, native_copies, plain_copies
+from statecache.checkpoint_copies import (
+    NON_FINITE,
+    STORED,
+    copies_for,
+    native_copies,
+    plain_copies,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from checkpoint_cases import DTYPES, LAYERS, SLOTS, make_state, pool_tensors, same_bits
@@ -182,3 +188,26 @@ def test_torch_traces_through_the_copies():
 def test_the_package_imports_without_torch():
     code = "import sys; import statecache; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_the_native_copies_the_loader_says_why_and_uses_plain_torch():
+    code = """
+import logging, sys
+sys.modules["statecache._checkpoint_ops"] = None
+logging.basicConfig(format="%(levelname)s %(message)s")
+from statecache.checkpoint_copies import copies_for, native_copies
+print(copies_for("cpu").name, copies_for("cpu").name)
+try:
+    native_copies()
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("torch torch\nstatecache was installed without its checkpoint")
+    assert done.stderr.count("WARNING") == 1
+    assert "pip install --force-reinstall --no-deps --no-cache-dir statecache" in done.stderr
+
+
+def test_a_device_without_a_kernel_uses_plain_torch(caplog):
+    assert copies_for("xpu") is plain_copies()
+    assert "without checkpoint kernels for xpu" in caplog.text

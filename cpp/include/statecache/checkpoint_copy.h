@@ -13,8 +13,8 @@ namespace statecache {
 //   scale = max(largest magnitude of the column, 1e-8) / 127, rounded to the scale's type
 //   q     = x / scale, rounded half to even; within +-127 whatever the column holds
 //   x     = q * scale, rounded to the state's type
-// All arithmetic is IEEE single precision, rounded to nearest even at each step. The scale's type is
-// bfloat16 for a bfloat16 state and float for float and float16 states.
+// All arithmetic is IEEE single precision, rounded to nearest even at each step. The scale's type
+// is bfloat16 for a bfloat16 state and float for float and float16 states.
 
 enum class StateType : int32_t { kFloat32, kFloat16, kBfloat16 };
 
@@ -92,10 +92,10 @@ bool is_supported(InstructionSet set);
 void quantize_tiles(InstructionSet set, const CheckpointCopy& copy, int64_t first, int64_t last);
 void dequantize_tiles(InstructionSet set, const CheckpointCopy& copy, int64_t first, int64_t last);
 
-// CUDA, built only where there is a CUDA compiler. One kernel launch on `stream` (a cudaStream_t) of
-// the current device; no allocation, no synchronisation. Matrices with d_v and d_k in {64, 128, 256}
-// at 16-byte aligned addresses are read and written once; all others take a general path that reads
-// twice. Returns a cudaError_t, 0 for success.
+// CUDA, built only where there is a CUDA compiler. One kernel launch on `stream` (a cudaStream_t)
+// of the current device; no allocation, no synchronisation. Matrices with d_v and d_k in {64, 128,
+// 256} at 16-byte aligned addresses are read and written once; all others take a general path that
+// reads twice. Returns a cudaError_t, 0 for success.
 int quantize_cuda(const CheckpointCopy& copy, void* stream);
 int dequantize_cuda(const CheckpointCopy& copy, void* stream);
 int copy_cuda(const RowCopy& copy, void* stream);

@@ -161,7 +161,8 @@ TEST(CheckpointCopy, SlotsBeyondAPoolAreSkipped) {
 TEST(RowCopy, MovesListedRowsOfAnyLength) {
   for (const int64_t row : {1, 3, 64, 70000}) {
     std::vector<uint8_t> source(static_cast<size_t>(2 * 3 * row));
-    for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<uint8_t>(i * 7 + i / 256 + 1);
+    for (size_t i = 0; i < source.size(); ++i)
+      source[i] = static_cast<uint8_t>(i * 7 + i / 256 + 1);
     std::vector<uint8_t> target(static_cast<size_t>(2 * 2 * row));
     const std::vector<int64_t> from{2, -1, 0, 3};
     const std::vector<int64_t> to{1, 0, -1, 0};
@@ -180,7 +181,8 @@ TEST(RowCopy, MovesListedRowsOfAnyLength) {
     copy_tiles(copy, 0, tile_count(copy));
     std::vector<uint8_t> expected(target.size());
     std::copy_n(&source[static_cast<size_t>(2 * row)], row, &expected[static_cast<size_t>(row)]);
-    std::copy_n(&source[static_cast<size_t>(5 * row)], row, &expected[static_cast<size_t>(3 * row)]);
+    std::copy_n(&source[static_cast<size_t>(5 * row)], row,
+                &expected[static_cast<size_t>(3 * row)]);
     EXPECT_EQ(target, expected) << row;
   }
 }

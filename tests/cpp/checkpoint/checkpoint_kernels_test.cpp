@@ -1,10 +1,11 @@
+#include "checkpoint_kernels.cuh"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
-#include "checkpoint_kernels.cuh"
 #include "emulated_launch.h"
 #include "hard_quotients.h"
 #include "pools.h"
@@ -26,8 +27,7 @@ TEST(Kernels, DivisionIsExactWhereItIsHardest) {
       for (const float signed_x : {x, -x}) {
         const float scale = quotient.scale;
         const uint32_t level = kernels::nearest_level(signed_x, scale, 1.0F / scale);
-        ASSERT_EQ(static_cast<int8_t>(level),
-                  static_cast<int8_t>(std::nearbyint(signed_x / scale)))
+        ASSERT_EQ(static_cast<int8_t>(level), static_cast<int8_t>(std::nearbyint(signed_x / scale)))
             << signed_x << " / " << scale;
       }
     }
@@ -64,8 +64,7 @@ TEST_P(Emulated, AgreesWithTheCpu) {
 
 std::vector<std::tuple<Shape, size_t>> shapes() {
   std::vector<std::tuple<Shape, size_t>> all;
-  for (const StateType type :
-       {StateType::kFloat32, StateType::kFloat16, StateType::kBfloat16}) {
+  for (const StateType type : {StateType::kFloat32, StateType::kFloat16, StateType::kBfloat16}) {
     for (const int d_v : {64, 128, 256}) {
       for (const int d_k : {64, 128, 256}) all.push_back({{1, 1, d_v, d_k, type}, 0});
     }

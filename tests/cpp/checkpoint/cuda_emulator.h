@@ -1,9 +1,10 @@
 #ifndef STATECACHE_TESTS_CUDA_EMULATOR_H_
 #define STATECACHE_TESTS_CUDA_EMULATOR_H_
 
-// Runs CUDA kernel source on the CPU: a thread for each CUDA thread of a block, the blocks of a grid
-// one after the other. Barriers and shuffles are real ones, so a sanitizer sees the memory accesses
-// and the ordering that the kernel really asks for. Holds what our kernels use of CUDA, no more.
+// Runs CUDA kernel source on the CPU: a thread for each CUDA thread of a block, the blocks of a
+// grid one after the other. Barriers and shuffles are real ones, so a sanitizer sees the memory
+// accesses and the ordering that the kernel really asks for. Holds what our kernels use of CUDA, no
+// more.
 
 #include <algorithm>
 #include <array>

@@ -53,8 +53,7 @@ inline float get(const std::vector<std::byte>& bytes, size_t index, StateType ty
 // that AddressSanitizer sees any step outside; `offset` bytes of misalignment in front of each.
 class Pools {
  public:
-  Pools(Shape shape, int slots, size_t offset = 0)
-      : shape_(shape), slots_(slots), offset_(offset) {
+  Pools(Shape shape, int slots, size_t offset = 0) : shape_(shape), slots_(slots), offset_(offset) {
     const size_t matrices = static_cast<size_t>(shape.layers * slots * shape.heads);
     const auto columns = static_cast<size_t>(shape.d_k);
     elements_ = matrices * static_cast<size_t>(shape.d_v) * columns;
