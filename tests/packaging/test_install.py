@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -32,27 +33,59 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def test_build_pulls_nothing_big_and_a_second_one_compiles_nothing(
+def wheel(python: Path | str, source: Path, into: Path, *options: str) -> str:
+    return pip(python, "wheel", "-v", "--no-deps", "-w", str(into), *options, ".", cwd=source)
+
+
+def names_in(folder: Path) -> list[str]:
+    (path,) = folder.glob("*.whl")
+    return zipfile.ZipFile(path).namelist()
+
+
+def test_without_torch_the_index_alone_is_built_and_a_second_build_compiles_nothing(
     source: Path, tmp_path: Path
 ) -> None:
-    first = pip(
-        sys.executable, "wheel", "-v", "--no-deps", "-w", str(tmp_path / "1"), ".", cwd=source
-    )
+    python = tmp_path / "empty" / "bin" / "python"
+    venv.create(python.parents[1], with_pip=True)
+    first = wheel(python, source, tmp_path / "1")
     assert "Building CXX object" in first
+    assert "building the index alone, without the checkpoint copies" in first
     assert "torch-" not in first
     assert "nvidia" not in first
-    second = pip(
-        sys.executable, "wheel", "-v", "--no-deps", "-w", str(tmp_path / "2"), ".", cwd=source
-    )
+    second = wheel(python, source, tmp_path / "2")
     assert "Building CXX object" not in second
     assert "no work to do" in second
 
-    (wheel,) = (tmp_path / "2").glob("*.whl")
-    assert wheel.stat().st_size < 5_000_000
-    python = tmp_path / "empty" / "bin" / "python"
-    venv.create(python.parents[1], with_pip=True)
-    pip(python, "install", "--no-deps", str(wheel))
+    assert not [
+        name for name in names_in(tmp_path / "2") if "_checkpoint_ops" in name and ".so" in name
+    ]
+    pip(python, "install", "--no-deps", *map(str, (tmp_path / "2").glob("*.whl")))
     code = "import statecache as s; i = s.StateIndex(); i.insert(1, 9); assert i.evict(1) == [1]"
     subprocess.run([python, "-I", "-c", code], cwd=tmp_path, check=True)
     for package in ("statecache_vllm", "statecache_sglang"):
         subprocess.run([python, "-I", "-c", f"import {package}; {package}.register()"], check=True)
+
+
+def test_torch_of_the_environment_is_found_under_isolation(source: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    log = wheel(sys.executable, source, tmp_path, "-C", "cmake.define.STATECACHE_CUDA=OFF")
+    assert "checkpoint copies for torch 2." in log
+    assert "Downloading torch" not in log
+    assert "statecache/_checkpoint_ops.abi3.so" in names_in(tmp_path)
+
+
+def test_missing_torch_is_an_error_where_the_copies_are_demanded(
+    source: Path, tmp_path: Path
+) -> None:
+    python = tmp_path / "empty" / "bin" / "python"
+    venv.create(python.parents[1], with_pip=True)
+    options = ["-C", "cmake.define.STATECACHE_OPS=ON"]
+    done = subprocess.run(
+        [python, "-m", "pip", "wheel", "-v", "--no-deps", "-w", tmp_path, *options, "."],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "STATECACHE_OPS=ON, but no torch >= 2.13" in done.stdout + done.stderr
