@@ -31,7 +31,7 @@ $(VENV)/.ready: pyproject.toml tests/dev_requirements.py
 	touch $@
 
 install: $(VENV)/.ready
-	$(PY) -m pip install -q --no-build-isolation --no-deps .
+	STATECACHE_OPS=ON $(PY) -m pip install -q --no-build-isolation --no-deps .
 
 system:
 	@python=$$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["include"])'); \
