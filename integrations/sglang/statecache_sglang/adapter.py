@@ -33,7 +33,8 @@ def register() -> None:
     Adds the flags. Where the settings are already in the environment and this process may run a
     scheduler, installs: SGLang only logs what a plugin raises, so a failure is a `SystemExit`.
     """
-    seams.hook_server_args(_add_cli_args, _from_cli_args, _construct)
+    seams.hook_server_args(_add_cli_args, _from_cli_args, _before_resolution)
+    seams.hook_engine_arguments(_engine_arguments)
     if os.environ.get(_CONFIG) and _SCHEDULER in sys.modules:
         switch({})
 
@@ -80,17 +81,21 @@ def _from_cli_args(original: Callable[..., Any], cls: Any, args: argparse.Namesp
     return original(cls, args)
 
 
-def _construct(original: Callable[..., Any], server_args: Any, *args: Any, **kwargs: Any) -> None:
-    given = _take_own(kwargs)
-    if not given and not os.environ.get(_CONFIG):
-        original(server_args, *args, **kwargs)
+def _before_resolution(server_args: Any, *_args: Any, **_kwargs: Any) -> None:
+    if not os.environ.get(_CONFIG):
         return
-    settings = switch(given)
-    original(server_args, *args, **kwargs)
+    settings = switch({})
     if settings.enabled:
         from statecache_sglang.refusals import refuse
 
         refuse(server_args, settings)
+
+
+def _engine_arguments(original: Callable[..., Any], **kwargs: Any) -> Any:
+    given = _take_own(kwargs)
+    if given:
+        switch(given)
+    return original(**kwargs)
 
 
 def _take_own(kwargs: dict[str, Any]) -> dict[str, Any]:

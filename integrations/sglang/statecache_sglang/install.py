@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from statecache.settings import Settings, flag_of
 from statecache_sglang import seams
+from statecache_sglang.seam_table import TESTED
 
 _log = logging.getLogger("statecache.sglang")
 
@@ -14,13 +17,14 @@ _log = logging.getLogger("statecache.sglang")
 class Installed:
     """What was put in place, for `remove` to take back."""
 
-    def __init__(self, settings: Settings, patch: seams.TreeCorePatch) -> None:
+    def __init__(self, settings: Settings, patches: Sequence[seams.Patch]) -> None:
         self.settings = settings
-        self._patch = patch
+        self._patches = patches
 
     def remove(self) -> None:
         """Give SGLang its own parts back; caches already built keep what they have."""
-        self._patch.remove()
+        for patch in self._patches:
+            patch.remove()
 
 
 def install(settings: Settings) -> Installed:
@@ -28,21 +32,29 @@ def install(settings: Settings) -> Installed:
     check_seams(settings)
     from statecache_sglang.python_core import IndexedMambaComponent, IndexedPythonCore
     from statecache_sglang.rust_core import IndexedRustCore
+    from statecache_sglang.shortage import admit_all_or_none
 
     def build(params: Any, components: Any, name: str) -> Any:
         if name == "rust":
             return IndexedRustCore(params, settings)
         return IndexedPythonCore(params, components, settings)
 
-    patch = seams.TreeCorePatch(IndexedMambaComponent, leads, build)
-    patch.install()
+    patches = (
+        seams.TreeCorePatch(IndexedMambaComponent, leads, build),
+        seams.AdmissionPatch(admit_all_or_none),
+    )
+    with ExitStack() as undo:
+        for patch in patches:
+            patch.install()
+            undo.callback(patch.remove)
+        undo.pop_all()
     _log.info(
         "statecache: policy %s, cost %r,%r, SGLang %s",
         settings.policy,
         *settings.cost,
         seams.engine_version(),
     )
-    return Installed(settings, patch)
+    return Installed(settings, patches)
 
 
 def check_seams(settings: Settings) -> None:
@@ -51,8 +63,8 @@ def check_seams(settings: Settings) -> None:
     version = seams.engine_version()
     if broken:
         raise seams.SeamError(f"SGLang {version} does not fit: {'; '.join(broken)}")
-    if version not in seams.TESTED:
-        what = f"SGLang {version} was not tested (tested: {', '.join(seams.TESTED)})"
+    if version not in TESTED:
+        what = f"SGLang {version} was not tested (tested: {', '.join(TESTED)})"
         if settings.strict:
             raise seams.SeamError(f"{what} and {flag_of('strict')} is on")
         _log.warning("statecache: %s; every seam is in place, going on", what)

@@ -6,15 +6,15 @@ from typing import Any
 
 from statecache.settings import Settings
 from statecache_sglang import seams
+from statecache_sglang.shortage import PatientMambaComponent
 from statecache_sglang.states import Advisor, StateBook
 
 _MAMBA = seams.mamba_type()
 _MATCH_END = seams.match_end_phase()
-_MambaComponent: Any = seams.mamba_component()
 _PythonCore: Any = seams.python_tree_core()
 
 
-class IndexedMambaComponent(_MambaComponent):  # type: ignore[misc]
+class IndexedMambaComponent(PatientMambaComponent):
     """SGLang's Mamba component with its device walk led by the state index.
 
     Where `attach` was never called (a subclass that skips `__init__`, the Rust core) every

@@ -1,32 +1,41 @@
-"""Everything statecache uses of SGLang. No other file of this package imports it.
+"""Everything statecache uses of SGLang. No other file of this package takes anything from it.
 
 SGLang is imported inside the functions: loading the plugin must not load the engine.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import importlib
-import inspect
+import operator
+import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
+
+from statecache_sglang import seam_table as at
 
 __all__ = [
-    "SEAMS",
-    "TESTED",
-    "Seam",
+    "NO_SLOT",
+    "AdmissionPatch",
+    "Patch",
     "SeamError",
     "TreeCorePatch",
     "drop_internal_state",
     "engine_version",
+    "evict_states",
+    "free_state_slots",
     "full_type",
+    "hook_engine_arguments",
     "hook_server_args",
     "is_evictable_device_leaf",
+    "is_hybrid_pool",
     "leaf_step",
     "mamba_component",
     "mamba_type",
     "match_end_phase",
+    "missing_state_slots",
+    "no_room",
     "no_step",
     "probe",
     "python_tree_core",
@@ -36,131 +45,14 @@ __all__ = [
     "tree_components",
 ]
 
-TESTED = ("0.5.23",)
-
-_COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
-_PYTHON_CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core"
-_RUST_CORE = "sglang.srt.mem_cache.rust_tree_core.adapter"
-_INTERFACE = "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface"
-_REGISTRY = "sglang.srt.mem_cache.unified_cache.tree_core_registry"
-_CACHE = "sglang.srt.mem_cache.unified_radix_cache"
 _BACKEND = "statecache"
+
+# What SGLang asserts when no state slot can be had (MambaComponent._alloc_mamba_slot).
+NO_SLOT = "Can not alloc mamba cache"
 
 
 class SeamError(RuntimeError):
     """A seam is not as it was in the tested versions: nothing was installed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Seam:
-    """One thing of SGLang that is used, and what must hold for it."""
-
-    module: str
-    path: str
-    parameters: tuple[str, ...] = ()
-    base: str | None = None
-
-    def state(self) -> str:
-        """Return "ok", "missing", or "moved" with what is different."""
-        try:
-            found: Any = importlib.import_module(self.module)
-            for name in self.path.split("."):
-                found = inspect.getattr_static(found, name)
-        except (ImportError, AttributeError):
-            return "missing"
-        if isinstance(found, staticmethod | classmethod):
-            found = found.__func__
-        if self.base is not None and self.base not in [b.__name__ for b in found.__mro__[1:]]:
-            return f"moved (no longer a {self.base})"
-        if self.parameters:
-            names = tuple(inspect.signature(found).parameters)
-            if names != self.parameters:
-                return f"moved (takes {', '.join(names)})"
-        return "ok"
-
-
-def _seams(module: str, owner: str, methods: dict[str, str]) -> tuple[Seam, ...]:
-    return tuple(
-        Seam(module, f"{owner}.{name}", ("self", *parameters.split()))
-        for name, parameters in methods.items()
-    )
-
-
-_WALK = "tracker device_frees host_frees cache_actions"
-_EVICT = "device_frees host_frees cache_actions target"
-
-SEAMS: tuple[Seam, ...] = (
-    Seam("sglang.srt.server_args", "ServerArgs.add_cli_args"),
-    Seam("sglang.srt.server_args", "ServerArgs.from_cli_args", ("cls", "args")),
-    Seam(_COMPONENTS, "MambaComponent", ("cache", "params"), base="TreeComponent"),
-    *_seams(
-        f"{_COMPONENTS}.mamba",
-        "MambaComponent",
-        {
-            "refresh_lru": "phase node root_node",
-            "commit_insert_component_data": "node is_new_leaf params result cache_actions",
-            "evict_component": f"node {_EVICT}",
-            "release_component_lock": "node params lock_host",
-            "_evict_device_start": "request_cnt",
-            "_evict_device_next_node": _WALK,
-            "_evict_device_end": "",
-        },
-    ),
-    Seam(_COMPONENTS, "LRURefreshPhase.MATCH_END"),
-    Seam(_COMPONENTS, "ComponentType.MAMBA"),
-    Seam(_COMPONENTS, "EvictLayer.DEVICE"),
-    Seam(_PYTHON_CORE, "UnifiedTreeCore", ("params", "components")),
-    *_seams(
-        _PYTHON_CORE,
-        "UnifiedTreeCore",
-        {
-            "reset": "",
-            "node_by_id": "node_id",
-            "set_component_device_value": "node_id component_type value",
-            "set_hicache_enabled": "",
-            "_evict_component_and_detach_lru": f"node comp {_EVICT} tracker",
-            "_cascade_evict": "node trigger tracker device_frees host_frees cache_actions target",
-        },
-    ),
-    Seam(_RUST_CORE, "RustUnifiedTreeCore", ("params",), base="UnifiedTreeCoreInterface"),
-    *_seams(
-        _RUST_CORE,
-        "RustUnifiedTreeCore",
-        {
-            "reset": "",
-            "match_prefix": "params",
-            "begin_insert": "params",
-            "resume_insert": "",
-            "is_root": "node_id",
-            "inc_lock_ref": "node_id skip_lock_components",
-            "dec_lock_ref": "node_id params skip_swa",
-            "inc_full_pin": "node_id",
-            "dec_full_pin": "node_id",
-            "evict_device_start": "component_type request_cnt",
-            "evict_device_next_node": "component_type tracker",
-            "evict_device_end": "component_type",
-            "evict_device_leaf": "node_id is_write_back",
-            "evict_excess_path_states": "tail_node_id device_frees host_frees cache_actions",
-            "get_component_device_value": "node_id component_type",
-            "set_component_device_value": "node_id component_type value",
-            "set_hicache_enabled": "",
-        },
-    ),
-    *(
-        Seam("sglang.srt.mem_cache.rust_tree_core.mem_cache", name)
-        for name in (
-            "DecLockRefParamsBinding",
-            "RustUnifiedTreeCoreBinding.collect_path_info",
-            "RustUnifiedTreeCoreBinding.inc_lock_ref",
-            "RustUnifiedTreeCoreBinding.dec_lock_ref",
-        )
-    ),
-    Seam(_INTERFACE, "EvictDeviceNextNodeResult"),
-    Seam(_REGISTRY, "register_tree_core_backend", ("name", "factory")),
-    Seam(_REGISTRY, "resolve_tree_core_backend", ("name", "params")),
-    Seam(_CACHE, "select_tree_core_backend", ("params",)),
-    Seam(_CACHE, "COMPONENT_REGISTRY"),
-)
 
 
 def engine_version() -> str:
@@ -170,7 +62,7 @@ def engine_version() -> str:
 
 def probe() -> list[tuple[str, str]]:
     """Look at every seam; return its name and "ok", "moved ..." or "missing"."""
-    return [(f"{seam.module}.{seam.path}", seam.state()) for seam in SEAMS]
+    return [(f"{seam.module}.{seam.path}", seam.state()) for seam in at.SEAMS]
 
 
 # The classes and names of the engine.
@@ -178,32 +70,32 @@ def probe() -> list[tuple[str, str]]:
 
 def mamba_component() -> Any:
     """SGLang's component for recurrent states."""
-    return importlib.import_module(_COMPONENTS).MambaComponent
+    return importlib.import_module(at.COMPONENTS).MambaComponent
 
 
 def python_tree_core() -> Any:
     """SGLang's tree core in Python."""
-    return importlib.import_module(_PYTHON_CORE).UnifiedTreeCore
+    return importlib.import_module(at.PYTHON_CORE).UnifiedTreeCore
 
 
 def rust_tree_core() -> Any:
     """SGLang's tree core in Rust."""
-    return importlib.import_module(_RUST_CORE).RustUnifiedTreeCore
+    return importlib.import_module(at.RUST_CORE).RustUnifiedTreeCore
 
 
 def mamba_type() -> Any:
     """The name of the recurrent state among the components."""
-    return importlib.import_module(_COMPONENTS).ComponentType.MAMBA
+    return importlib.import_module(at.COMPONENTS).ComponentType.MAMBA
 
 
 def full_type() -> Any:
     """The name of the attention KV among the components."""
-    return importlib.import_module(_COMPONENTS).ComponentType.FULL
+    return importlib.import_module(at.COMPONENTS).ComponentType.FULL
 
 
 def match_end_phase() -> Any:
     """The phase in which `refresh_lru` names the node a match ended at."""
-    return importlib.import_module(_COMPONENTS).LRURefreshPhase.MATCH_END
+    return importlib.import_module(at.COMPONENTS).LRURefreshPhase.MATCH_END
 
 
 # What is done to the engine's own objects.
@@ -229,7 +121,7 @@ def drop_internal_state(
     """
     node = core.node_by_id(node_id)
     sinks = {"device_frees": device_frees, "host_frees": host_frees}
-    layer = importlib.import_module(_COMPONENTS).EvictLayer.DEVICE
+    layer = importlib.import_module(at.COMPONENTS).EvictLayer.DEVICE
     core._evict_component_and_detach_lru(  # noqa: SLF001
         node, component, target=layer, tracker=tracker, cache_actions=cache_actions, **sinks
     )
@@ -240,12 +132,12 @@ def drop_internal_state(
 
 def no_step() -> Any:
     """Return a walk step that found nothing."""
-    return importlib.import_module(_INTERFACE).EvictDeviceNextNodeResult()
+    return importlib.import_module(at.INTERFACE).EvictDeviceNextNodeResult()
 
 
 def leaf_step(node_id: int) -> Any:
     """Return a walk step that asks the caller to drop a leaf."""
-    return importlib.import_module(_INTERFACE).EvictDeviceNextNodeResult(
+    return importlib.import_module(at.INTERFACE).EvictDeviceNextNodeResult(
         node_id=node_id, made_progress=True
     )
 
@@ -270,15 +162,101 @@ def refuse_hierarchical_cache() -> None:
 def hook_server_args(
     add_cli_args: Callable[..., Any],
     from_cli_args: Callable[..., Any],
-    constructor: Callable[..., Any],
+    before_resolution: Callable[..., Any],
 ) -> None:
-    """Have the flags added to SGLang's parser, read from it, and taken by `ServerArgs(...)`."""
+    """Have the flags added to SGLang's parser and read from it, and every configuration seen.
+
+    A record of `ServerArgs` takes no foreign fields, and its constructor cannot be wrapped.
+    """
     registry = importlib.import_module("sglang.srt.plugins.hook_registry")
     register, kinds = registry.HookRegistry.register, registry.HookType
     owner = "sglang.srt.server_args.ServerArgs"
     register(f"{owner}.add_cli_args", add_cli_args, kinds.AFTER)
     register(f"{owner}.from_cli_args", from_cli_args, kinds.AROUND)
-    register(f"{owner}.__init__", constructor, kinds.AROUND)
+    register(f"{owner}.resolve_once", before_resolution, kinds.BEFORE)
+
+
+def hook_engine_arguments(around: Callable[..., Any]) -> None:
+    """Have `Engine(...)` take the plugin's arguments, where `Engine` is loaded.
+
+    `Engine.__init__` of SGLang 0.5.23 loads the plugins, then builds `server_args_class(**kwargs)`.
+    """
+    module: Any = sys.modules.get(at.ENGINE)
+    if module is None or hasattr(module.Engine.server_args_class, "__wrapped__"):
+        return
+    original = module.Engine.server_args_class
+
+    @functools.wraps(original, updated=())
+    def server_args_class(**kwargs: Any) -> Any:
+        return around(original, **kwargs)
+
+    module.Engine.server_args_class = staticmethod(server_args_class)
+
+
+# State slots of running requests.
+
+
+def is_hybrid_pool(pool: Any) -> bool:
+    """Whether requests of this pool hold recurrent states."""
+    return isinstance(pool, importlib.import_module(at.POOL).HybridReqToTokenPool)
+
+
+def free_state_slots(allocator: Any) -> int:
+    """Return how many slots `alloc(1)` could still give, those set aside for a batch included."""
+    set_aside = operator.length_hint(allocator._alloc_iter or ())  # noqa: SLF001
+    return int(allocator.schedulable_available_size()) + set_aside
+
+
+def missing_state_slots(pool: Any, req: Any) -> int:
+    """Return how many slots `HybridReqToTokenPool.alloc` will take for this request."""
+    needed = 0 if req.kv.holds_mamba else 1
+    if req.kv.mamba_ping_pong_track_buffer is None:
+        needed += pool.mamba_initial_tracking_slots
+    return needed
+
+
+def evict_states(cache: Any, count: int) -> None:
+    """Have SGLang make room for so many state slots."""
+    params = importlib.import_module("sglang.srt.mem_cache.base_prefix_cache").EvictParams
+    cache.evict_for_alloc(params(num_tokens=0, mamba_num=count))
+
+
+def no_room() -> Any:
+    """What `PrefillAdder.add_one_req` says of a request that must wait for memory."""
+    return importlib.import_module(at.ADDER).AddReqResult.NO_TOKEN
+
+
+class Patch(Protocol):
+    """A change of SGLang that can be taken back."""
+
+    def install(self) -> None:
+        """Make it."""
+
+    def remove(self) -> None:
+        """Take it back."""
+
+
+class AdmissionPatch:
+    """Puts a wrapper around `PrefillAdder.add_one_req`, and takes it off again."""
+
+    def __init__(self, around: Callable[..., Any]) -> None:
+        self._adder: Any = importlib.import_module(at.ADDER).PrefillAdder
+        self._original = self._adder.add_one_req
+        self._around = around
+
+    def install(self) -> None:
+        """Put it on."""
+        original, around = self._original, self._around
+
+        @functools.wraps(original)
+        def add_one_req(adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+            return around(original, adder, req, *args, **kwargs)
+
+        self._adder.add_one_req = add_one_req
+
+    def remove(self) -> None:
+        """Take it off."""
+        self._adder.add_one_req = self._original
 
 
 class TreeCorePatch:
@@ -297,8 +275,8 @@ class TreeCorePatch:
         self._component = component
         self._decide = decide
         self._build = build
-        self._cache: Any = importlib.import_module(_CACHE)
-        self._registry: Any = importlib.import_module(_REGISTRY)
+        self._cache: Any = importlib.import_module(at.CACHE)
+        self._registry: Any = importlib.import_module(at.REGISTRY)
         self._select = self._cache.select_tree_core_backend
         self._original_component = self._cache.COMPONENT_REGISTRY[mamba_type()]
 

@@ -44,7 +44,12 @@ def plugin(**given):
         installed.remove()
 
 
-def build_pools(slots: int, kv_tokens: int, max_states_per_path: int | None = None):
+def build_pools(
+    slots: int,
+    kv_tokens: int,
+    max_states_per_path: int | None = None,
+    extra_buffer: bool = False,
+):
     cap = max_states_per_path
     extra = {} if cap is None else {"mamba_max_states_per_path": cap}
     server_args = ServerArgs(model_path="dummy", page_size=1, **extra)
@@ -70,7 +75,7 @@ def build_pools(slots: int, kv_tokens: int, max_states_per_path: int | None = No
         enable_memory_saver=False,
         cache_params=states,
         mamba_layer_ids=[0, 1],
-        enable_mamba_extra_buffer=False,
+        enable_mamba_extra_buffer=extra_buffer,
         speculative_num_draft_tokens=3,
     )
     kv = HybridLinearKVPool(
@@ -93,9 +98,13 @@ def build_pools(slots: int, kv_tokens: int, max_states_per_path: int | None = No
 class Traffic:
     """A cache and what a scheduler does with it, request by request."""
 
-    def __init__(self, core: str, slots: int = 64, kv_tokens: int = 20_000, **options):
+    def __init__(
+        self, core: str, slots: int = 64, kv_tokens: int = 20_000, extra_buffer=False, **options
+    ):
         self.slots, self.kv_tokens = slots, kv_tokens
-        self.requests, self.allocator = build_pools(slots, kv_tokens, **options)
+        self.requests, self.allocator = build_pools(
+            slots, kv_tokens, extra_buffer=extra_buffer, **options
+        )
         self.cache = UnifiedRadixCache(
             params=CacheInitParams(
                 req_to_token_pool=self.requests,
@@ -103,7 +112,7 @@ class Traffic:
                 page_size=1,
                 disable=False,
                 tree_components=(FULL, MAMBA),
-                enable_mamba_extra_buffer=False,
+                enable_mamba_extra_buffer=extra_buffer,
                 tree_core_backend=core,
             )
         )
