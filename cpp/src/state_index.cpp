@@ -1,7 +1,7 @@
 #include "statecache/state_index.h"
 
 #include <algorithm>
-#include <cassert>
+#include <bit>
 #include <string>
 
 namespace statecache {
@@ -28,7 +28,7 @@ StateIndex::StateIndex(Policy policy, CostModel cost) : policy_(policy), cost_(c
 
 void StateIndex::insert(StateId state, int64_t depth, std::optional<StateId> parent,
                         std::span<const StateId> children) {
-  if (slot_of_.contains(state)) refuse(state, "is already resident");
+  if (contains(state)) refuse(state, "is already resident");
   if (depth < 0 || depth > kMaxDepth) {
     refuse(state, "has depth " + std::to_string(depth) + ", outside 0 .. 2147483647");
   }
@@ -56,14 +56,13 @@ void StateIndex::insert(StateId state, int64_t depth, std::optional<StateId> par
   }
 
   const Slot slot = allocate();
-  slot_of_.emplace(state, slot);
-  Node& node = nodes_[slot];
-  node = Node{.id = state, .depth = depth, .generation = ++generations_};
-  stamp(node);
-  if (parent_slot != kNone) link(slot, parent_slot);
+  slot_of_.insert(state, slot);
+  nodes_[slot] = Node{.id = state, .depth = static_cast<int32_t>(depth)};
+  stamp(nodes_[slot]);
+  hang(slot, parent_slot);
   for (const Slot child : child_slots) {
     unlink(child);
-    link(child, slot);
+    hang(child, slot);
     heap_lower(child);
   }
   heap_push(slot);
@@ -91,46 +90,27 @@ void StateIndex::begin_walk() {
 
 std::optional<StateId> StateIndex::next_victim() {
   require_walk("next_victim");
-  while (!heap_.empty()) {
-    Entry top = heap_.front();
-    Node& node = nodes_[top.slot];
-    if (node.pins > 0) {
-      heap_erase(top.slot);
-      continue;
-    }
-    const Key key = key_of(node);
-    if (less(top.key, key)) {
-      ++counters_.repushes;
-      top.key = key;
-      sift_down(0, top);
-      continue;
-    }
-    heap_erase(top.slot);
-    node.proposed = true;
-    proposals_.push_back({top.slot, node.generation});
-    return node.id;
-  }
-  return std::nullopt;
+  const Slot victim = propose();
+  if (victim == kNone) return std::nullopt;
+  return nodes_[victim].id;
 }
 
 void StateIndex::evicted(StateId state) {
   require_walk("evicted");
   const Slot slot = slot_of(state);
-  const Node& node = nodes_[slot];
-  if (!node.proposed) refuse(state, "was not proposed in this walk");
-  if (node.pins > 0) refuse(state, "is pinned");
-  watermark_ = std::max(watermark_, priority_of(node));
-  remove(slot);
+  if (!nodes_[slot].proposed) refuse(state, "was not proposed in this walk");
+  if (nodes_[slot].pins > 0) refuse(state, "is pinned");
+  confirm(slot);
 }
 
 void StateIndex::end_walk() {
   require_walk("end_walk");
   walking_ = false;
-  for (const Proposal& proposal : proposals_) {
-    Node& node = nodes_[proposal.slot];
-    if (node.generation != proposal.generation) continue;
+  for (const Slot slot : proposals_) {
+    Node& node = nodes_[slot];
+    if (!node.proposed) continue;
     node.proposed = false;
-    if (node.pins == 0) heap_push(proposal.slot);
+    if (node.pins == 0) heap_push(slot);
   }
   proposals_.clear();
 }
@@ -140,10 +120,10 @@ std::vector<StateId> StateIndex::evict(int64_t count) {
   begin_walk();
   std::vector<StateId> victims;
   while (std::ssize(victims) < count) {
-    const std::optional<StateId> victim = next_victim();
-    if (!victim) break;
-    evicted(*victim);
-    victims.push_back(*victim);
+    const Slot victim = propose();
+    if (victim == kNone) break;
+    victims.push_back(nodes_[victim].id);
+    confirm(victim);
   }
   end_walk();
   return victims;
@@ -152,19 +132,18 @@ std::vector<StateId> StateIndex::evict(int64_t count) {
 double StateIndex::priority(StateId state) const { return priority_of(nodes_[slot_of(state)]); }
 
 StateIndex::Slot StateIndex::slot_of(StateId state) const {
-  const auto found = slot_of_.find(state);
-  if (found == slot_of_.end()) throw UnknownState(state);
-  return found->second;
+  const Slot slot = slot_of_.find(state);
+  if (slot == kNone) throw UnknownState(state);
+  return slot;
 }
 
-double StateIndex::priority_of(const Node& node) const {
+StateIndex::Key StateIndex::key_of(const Node& node) {
+  return {std::bit_cast<uint64_t>(priority_of(node)), node.last_use};
+}
+
+double StateIndex::gain_of(const Node& node) const {
   if (policy_ == Policy::kLru) return 0;
-  const int64_t shallower = node.parent == kNone ? 0 : nodes_[node.parent].depth;
-  return node.stamp + cost_.cost(shallower, node.depth);
-}
-
-StateIndex::Key StateIndex::key_of(const Node& node) const {
-  return {priority_of(node), node.last_use};
+  return cost_.cost(node.parent == kNone ? 0 : nodes_[node.parent].depth, node.depth);
 }
 
 void StateIndex::stamp(Node& node) {
@@ -174,6 +153,35 @@ void StateIndex::stamp(Node& node) {
 
 void StateIndex::require_walk(const char* call) const {
   if (!walking_) throw std::logic_error(std::string(call) + " outside a walk: call begin_walk");
+}
+
+StateIndex::Slot StateIndex::propose() {
+  while (!heap_.empty()) {
+    Entry top = heap_.front();
+    Node& node = nodes_[top.slot];
+    if (node.pins > 0) {
+      heap_erase(top.slot);
+      continue;
+    }
+    const Key key = key_of(node);
+    ++counters_.comparisons;
+    if (less(top.key, key)) {
+      ++counters_.repushes;
+      top.key = key;
+      sift_down(0, top);
+      continue;
+    }
+    heap_erase(top.slot);
+    node.proposed = true;
+    proposals_.push_back(top.slot);
+    return top.slot;
+  }
+  return kNone;
+}
+
+void StateIndex::confirm(Slot slot) {
+  watermark_ = std::max(watermark_, priority_of(nodes_[slot]));
+  remove(slot);
 }
 
 StateIndex::Slot StateIndex::allocate() {
@@ -188,14 +196,17 @@ StateIndex::Slot StateIndex::allocate() {
   return static_cast<Slot>(nodes_.size() - 1);
 }
 
-void StateIndex::link(Slot child, Slot parent) {
+void StateIndex::hang(Slot child, Slot parent) {
   Node& node = nodes_[child];
-  Node& above = nodes_[parent];
   node.parent = parent;
-  node.prev_sibling = kNone;
-  node.next_sibling = above.first_child;
-  if (above.first_child != kNone) nodes_[above.first_child].prev_sibling = child;
-  above.first_child = child;
+  node.prev_sibling = node.next_sibling = kNone;
+  if (parent != kNone) {
+    Node& above = nodes_[parent];
+    node.next_sibling = above.first_child;
+    if (above.first_child != kNone) nodes_[above.first_child].prev_sibling = child;
+    above.first_child = child;
+  }
+  node.gain = gain_of(node);
 }
 
 void StateIndex::unlink(Slot child) {
@@ -206,27 +217,26 @@ void StateIndex::unlink(Slot child) {
     nodes_[node.parent].first_child = node.next_sibling;
   }
   if (node.next_sibling != kNone) nodes_[node.next_sibling].prev_sibling = node.prev_sibling;
-  node.parent = node.prev_sibling = node.next_sibling = kNone;
 }
 
 void StateIndex::remove(Slot slot) {
   const Slot parent = nodes_[slot].parent;
+  unlink(slot);
   for (Slot child = nodes_[slot].first_child; child != kNone;) {
     const Slot next = nodes_[child].next_sibling;
-    unlink(child);
-    if (parent != kNone) link(child, parent);
+    hang(child, parent);
     child = next;
   }
-  unlink(slot);
   if (heap_at_[slot] != kNone) heap_erase(slot);
   slot_of_.erase(nodes_[slot].id);
   nodes_[slot] = Node{};
   free_slots_.push_back(slot);
 }
 
-bool StateIndex::less(const Key& a, const Key& b) const {
-  ++counters_.comparisons;
-  return a.priority < b.priority || (a.priority == b.priority && a.last_use < b.last_use);
+bool StateIndex::less(const Key& a, const Key& b) {
+  // No branches: which entry is lower cannot be predicted.
+  return (a.priority_bits < b.priority_bits) |
+         ((a.priority_bits == b.priority_bits) & (a.last_use < b.last_use));
 }
 
 void StateIndex::heap_push(Slot slot) {
@@ -240,6 +250,7 @@ void StateIndex::heap_erase(Slot slot) {
   heap_.pop_back();
   heap_at_[slot] = kNone;
   if (at == heap_.size()) return;
+  ++counters_.comparisons;
   if (at > 0 && less(last.key, heap_[(at - 1) / kArity].key)) {
     sift_up(at, last);
   } else {
@@ -251,6 +262,7 @@ void StateIndex::heap_lower(Slot slot) {
   const uint32_t at = heap_at_[slot];
   if (at == kNone) return;
   const Key key = key_of(nodes_[slot]);
+  ++counters_.comparisons;
   if (!less(key, heap_[at].key)) return;
   ++counters_.repushes;
   sift_up(at, {key, slot});
@@ -259,6 +271,7 @@ void StateIndex::heap_lower(Slot slot) {
 void StateIndex::sift_up(size_t at, Entry entry) {
   while (at > 0) {
     const size_t above = (at - 1) / kArity;
+    ++counters_.comparisons;
     if (!less(entry.key, heap_[above].key)) break;
     place(at, heap_[above]);
     at = above;
@@ -271,9 +284,10 @@ void StateIndex::sift_down(size_t at, Entry entry) {
     const size_t first = at * kArity + 1;
     if (first >= heap_.size()) break;
     const size_t end = std::min(first + kArity, heap_.size());
+    counters_.comparisons += end - first;
     size_t lowest = first;
     for (size_t child = first + 1; child < end; ++child) {
-      if (less(heap_[child].key, heap_[lowest].key)) lowest = child;
+      lowest = less(heap_[child].key, heap_[lowest].key) ? child : lowest;
     }
     if (!less(heap_[lowest].key, entry.key)) break;
     place(at, heap_[lowest]);
@@ -303,19 +317,19 @@ void StateIndex::check_tree() const {
   size_t resident = 0;
   for (Slot slot = 0; slot < nodes_.size(); ++slot) {
     const Node& node = nodes_[slot];
-    if (node.generation == 0) {
+    if (node.depth == kFree) {
       if (heap_at_[slot] != kNone) broken("a free slot has no heap entry", node.id);
       continue;
     }
     ++resident;
-    const auto found = slot_of_.find(node.id);
-    if (found == slot_of_.end() || found->second != slot) broken("an id leads to its slot", node.id);
+    if (slot_of_.find(node.id) != slot) broken("an id leads to its slot", node.id);
     if (node.last_use == 0 || node.last_use > uses_) broken("a use has been counted", node.id);
+    if (node.gain != gain_of(node)) broken("a gain counts from the parent", node.id);
     if (node.stamp > watermark_) broken("no stamp is above the watermark", node.id);
     if (node.proposed && !walking_) broken("proposals end with their walk", node.id);
     if (node.parent != kNone) {
       const Node& parent = nodes_[node.parent];
-      if (parent.generation == 0) broken("a parent is resident", node.id);
+      if (parent.depth == kFree) broken("a parent is resident", node.id);
       if (parent.depth >= node.depth) broken("a parent is shallower", node.id);
       const Slot before = node.prev_sibling;
       if ((before == kNone ? parent.first_child : nodes_[before].next_sibling) != slot) {
@@ -330,20 +344,17 @@ void StateIndex::check_tree() const {
 }
 
 void StateIndex::check_heap() const {
-  const auto above = [](const Key& a, const Key& b) {
-    return a.priority > b.priority || (a.priority == b.priority && a.last_use > b.last_use);
-  };
   for (size_t at = 0; at < heap_.size(); ++at) {
     const auto& [key, slot] = heap_[at];
     const Node& node = nodes_[slot];
-    if (node.generation == 0) broken("a heap entry has a state", node.id);
+    if (node.depth == kFree) broken("a heap entry has a state", node.id);
     if (heap_at_[slot] != at) broken("a state knows its heap entry", node.id);
     if (node.proposed) broken("a proposed state is out of the heap", node.id);
-    if (above(key, key_of(node))) broken("a heap entry is a lower bound", node.id);
-    if (at > 0 && above(heap_[(at - 1) / kArity].key, key)) broken("heap order", node.id);
+    if (less(key_of(node), key)) broken("a heap entry is a lower bound", node.id);
+    if (at > 0 && less(key, heap_[(at - 1) / kArity].key)) broken("heap order", node.id);
   }
   for (const auto& node : nodes_) {
-    if (node.generation == 0 || node.pins > 0 || node.proposed) continue;
+    if (node.depth == kFree || node.pins > 0 || node.proposed) continue;
     if (heap_at_[static_cast<size_t>(&node - nodes_.data())] == kNone) {
       broken("a state that can be a victim has a heap entry", node.id);
     }

@@ -7,10 +7,10 @@
 #include <span>
 #include <stdexcept>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "statecache/cost_model.h"
+#include "statecache/slot_map.h"
 
 namespace statecache {
 
@@ -54,7 +54,7 @@ struct HeapCounters {
 // begun twice or used without a begin.
 class StateIndex {
  public:
-  explicit StateIndex(Policy policy, CostModel cost = CostModel());
+  explicit StateIndex(Policy policy = Policy::kGds, CostModel cost = CostModel());
 
   // Makes `state` resident at `depth` tokens (0 .. kMaxDepth) and stamps it. `parent` is the
   // nearest shallower resident state on its path; `children` are all states that now sit directly
@@ -93,7 +93,7 @@ class StateIndex {
   double priority(StateId state) const;
   double watermark() const { return watermark_; }
   size_t size() const { return slot_of_.size(); }
-  bool contains(StateId state) const { return slot_of_.contains(state); }
+  bool contains(StateId state) const { return slot_of_.find(state) != kNone; }
   const HeapCounters& counters() const { return counters_; }
 
   // Verifies every invariant; throws std::logic_error naming the first one broken. O(n).
@@ -101,15 +101,16 @@ class StateIndex {
 
  private:
   using Slot = uint32_t;
-  static constexpr Slot kNone = UINT32_MAX;
+  static constexpr Slot kNone = SlotMap::kNone;
   static constexpr size_t kArity = 4;
+  static constexpr int32_t kFree = -1;
 
-  struct Node {
+  struct alignas(64) Node {  // one cache line
     StateId id = 0;
-    int64_t depth = 0;
-    double stamp = 0;         // watermark at last use
-    uint64_t last_use = 0;    // sequence number of last use
-    uint64_t generation = 0;  // which state lives in this slot; 0 when the slot is free
+    double gain = 0;        // cost from the nearest shallower state; 0 under kLru
+    double stamp = 0;       // watermark at last use
+    uint64_t last_use = 0;  // sequence number of last use
+    int32_t depth = kFree;  // kFree when no state lives in this slot
     uint32_t pins = 0;
     bool proposed = false;
     Slot parent = kNone;
@@ -117,31 +118,30 @@ class StateIndex {
     Slot next_sibling = kNone;
     Slot prev_sibling = kNone;
   };
+  // Orders victims. Priorities are never negative, so their bits order like their values.
   struct Key {
-    double priority;
+    uint64_t priority_bits;
     uint64_t last_use;
   };
   struct Entry {
     Key key;
     Slot slot;
   };
-  struct Proposal {
-    Slot slot;
-    uint64_t generation;
-  };
-
   Slot slot_of(StateId state) const;
-  Key key_of(const Node& node) const;
-  double priority_of(const Node& node) const;
+  static double priority_of(const Node& node) { return node.stamp + node.gain; }
+  static Key key_of(const Node& node);
   void stamp(Node& node);
+  double gain_of(const Node& node) const;
   void require_walk(const char* call) const;
+  Slot propose();
+  void confirm(Slot slot);
 
   Slot allocate();
-  void link(Slot child, Slot parent);
+  void hang(Slot child, Slot parent);
   void unlink(Slot child);
   void remove(Slot slot);
 
-  bool less(const Key& a, const Key& b) const;
+  static bool less(const Key& a, const Key& b);
   void heap_push(Slot slot);
   void heap_erase(Slot slot);
   void heap_lower(Slot slot);
@@ -157,16 +157,15 @@ class StateIndex {
   CostModel cost_;
   double watermark_ = 0;
   uint64_t uses_ = 0;
-  uint64_t generations_ = 0;
   bool walking_ = false;
 
-  std::unordered_map<StateId, Slot> slot_of_;
+  SlotMap slot_of_;
   std::vector<Node> nodes_;
   std::vector<Slot> free_slots_;
   std::vector<Entry> heap_;
   std::vector<uint32_t> heap_at_;  // by slot: position in heap_, kNone when it has no entry
-  std::vector<Proposal> proposals_;
-  mutable HeapCounters counters_;
+  std::vector<Slot> proposals_;
+  HeapCounters counters_;
 };
 
 }  // namespace statecache

@@ -1,0 +1,81 @@
+# make test | make test-quick | make demo | make bench | make clean
+# Everything is made under .venv and build; nothing else on the machine changes, except that
+# missing system packages are installed with apt-get where that is possible.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+RUN := $(VENV)/bin
+REPORTS := build/reports
+CXX_FILES := $(shell git ls-files 'cpp/*.h' 'cpp/*.cpp' 'tests/*.cpp' 'tests/*.h')
+CMAKE_FILES := $(shell git ls-files '*CMakeLists.txt')
+SYSTEM_HEADERS := /usr/include/gtest/gtest.h /usr/include/benchmark/benchmark.h
+SYSTEM_PACKAGES := g++ cmake ninja-build libgtest-dev libbenchmark-dev
+
+.DELETE_ON_ERROR:
+.PHONY: all test test-quick lint test-cpp test-py tally install system bench demo clean
+all: test
+
+test: lint test-cpp test-py tally
+
+test-quick: lint test-cpp
+	$(RUN)/pytest --quick
+
+$(VENV)/.ready: pyproject.toml
+	test -x $(PY) || python3 -m venv $(VENV)
+	$(PY) -m pip install -q --upgrade pip
+	$(PY) tests/dev_requirements.py | $(PY) -m pip install -q -r /dev/stdin
+	touch $@
+
+install: $(VENV)/.ready
+	$(PY) -m pip install -q --no-build-isolation --no-deps .
+
+system:
+	@for header in $(SYSTEM_HEADERS); do test -e $$header || missing=1; done; \
+	test -z "$$missing" && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get -q update && apt-get -q install -y --no-install-recommends $(SYSTEM_PACKAGES); \
+	else \
+	  echo "make: GoogleTest and google-benchmark are missing; install: $(SYSTEM_PACKAGES)" >&2; exit 2; \
+	fi
+
+lint: install
+	$(RUN)/ruff format --check .
+	$(RUN)/ruff check .
+	$(RUN)/codespell .
+	$(RUN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(RUN)/cmake-format --check $(CMAKE_FILES)
+	$(RUN)/mypy
+	$(RUN)/lint-imports --no-logo
+
+test-cpp: system $(VENV)/.ready
+	cmake -S . -B build/cpp-asan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  -DSTATECACHE_TESTS=ON -DSTATECACHE_BENCH=ON -DSTATECACHE_SANITIZE=address,undefined
+	cmake --build build/cpp-asan
+	mkdir -p $(REPORTS)
+	ctest --test-dir build/cpp-asan --output-on-failure --no-tests=error \
+	  --output-junit $(abspath $(REPORTS))/cpp.xml
+
+test-py: install
+	mkdir -p $(REPORTS)
+	$(RUN)/pytest --junit-xml=$(REPORTS)/python.xml
+
+# Counts what really ran, by group, and fails when a group has vanished.
+tally:
+	$(PY) tests/tally.py $(REPORTS)/cpp.xml $(REPORTS)/python.xml
+
+bench: install system
+	cmake -S . -B build/cpp-bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DSTATECACHE_BENCH=ON
+	cmake --build build/cpp-bench
+	build/cpp-bench/tests/cpp/statecache_bench
+	$(RUN)/pytest tests/bench/bench_index.py --benchmark-enable --benchmark-timer=time.thread_time \
+	  --benchmark-disable-gc --benchmark-columns=median,iqr,rounds
+
+demo: install
+	mkdir -p out
+	$(RUN)/statecache generate agent --sessions 64 --turns 40 --seed 0 -o out/agent.jsonl.gz
+	$(RUN)/statecache replay out/agent.jsonl.gz --policy lru --policy gds \
+	  --slots 64,128,256,512,1024 --json out/replay.json --plot out/replay.png
+	@echo "Results: out/replay.json, plot: out/replay.png"
+
+clean:
+	rm -rf build out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

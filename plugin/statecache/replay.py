@@ -1,0 +1,123 @@
+"""Replay of a recorded workload against a policy: how many tokens a number of slots saves."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from statecache import CostModel, StateIndex
+from statecache.clairvoyant import Foresight
+from statecache.errors import SettingsError
+
+if TYPE_CHECKING:
+    from statecache.plan import Plan
+
+__all__ = ["POLICIES", "ReplayRow", "replay"]
+
+POLICIES = ("gds", "lru", "clairvoyant")
+
+
+class ReplayRow(msgspec.Struct, frozen=True):
+    """Totals of one replay; tokens in whole blocks of 512. Rejected requests count nowhere else."""
+
+    policy: str
+    slots: int
+    admission: str
+    requests: int
+    rejected: int
+    prompt_tokens: int
+    hit_tokens: int
+    resident_tokens: int
+    missed_by_state_tokens: int
+    recompute_cost: float
+    evicted_states: int
+
+
+def replay(plan: Plan, policy: str, slots: int, cost: CostModel | None = None) -> ReplayRow:
+    """Serve the plan's requests one after the other with `slots` states at most.
+
+    `policy` is gds or lru (both decided by `StateIndex`) or clairvoyant. `cost` decides the order
+    of gds and weighs `recompute_cost`.
+    """
+    if slots < 1:
+        raise SettingsError(f"slots is {slots}: give at least 1")
+    if policy not in POLICIES:
+        raise SettingsError(f"unknown policy {policy!r}: use {', '.join(POLICIES)}")
+    cost = cost or CostModel()
+    if policy == "clairvoyant":
+        hits, evicted = Foresight(plan, slots).play()
+    else:
+        hits, evicted = _play(plan, StateIndex(policy, cost), slots)
+    hit_tokens = sum(hits)
+    resident_tokens = sum(step.resident_tokens for step in plan.steps)
+    return ReplayRow(
+        policy=policy,
+        slots=slots,
+        admission=plan.admission,
+        requests=len(plan.steps),
+        rejected=plan.rejected,
+        prompt_tokens=sum(step.prompt_tokens for step in plan.steps),
+        hit_tokens=hit_tokens,
+        resident_tokens=resident_tokens,
+        missed_by_state_tokens=resident_tokens - hit_tokens,
+        recompute_cost=sum(
+            cost.cost(hit, step.prompt_tokens) for hit, step in zip(hits, plan.steps, strict=True)
+        ),
+        evicted_states=evicted,
+    )
+
+
+def _play(plan: Plan, index: StateIndex, slots: int) -> tuple[list[int], int]:
+    """Return the tokens hit by each step, and the number of states evicted."""
+    depths, last = plan.depths, plan.last
+    resident = bytearray(len(depths))
+    evicted = 0
+    hits = []
+    for step in plan.steps:
+        hit = next(filter(resident.__getitem__, step.resumable), -1)
+        on_path = []  # states of this path that one set now may hang under, deepest last
+        if hit >= 0:
+            index.touch(hit)
+            index.pin(hit)
+            on_path.append(hit)
+        hits.append(depths[hit] if hit >= 0 else 0)
+        for c in step.dropped:
+            if resident[c]:
+                index.erase(c)
+                resident[c] = 0
+        for c in step.admitted[bisect_right(step.admitted, hit) :]:
+            if resident[c]:
+                index.touch(c)
+                continue
+            if len(index) >= slots:
+                victims = index.evict(1)
+                if not victims:
+                    continue
+                resident[victims[0]] = 0
+                evicted += 1
+            while on_path and not resident[on_path[-1]]:
+                on_path.pop()
+            index.insert(
+                c,
+                depths[c],
+                on_path[-1] if on_path else None,
+                _directly_below(c, last, resident) if last[c] > c else (),
+            )
+            resident[c] = 1
+            on_path.append(c)
+        if hit >= 0:
+            index.unpin(hit)
+    return hits, evicted
+
+
+def _directly_below(candidate: int, last: list[int], resident: bytearray) -> list[int]:
+    """Return the resident states below `candidate` with no other resident one in between."""
+    end = last[candidate] + 1
+    found = []
+    below = resident.find(1, candidate + 1, end)
+    while below >= 0:
+        found.append(below)
+        below = resident.find(1, last[below] + 1, end)
+    return found

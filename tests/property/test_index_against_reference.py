@@ -1,0 +1,91 @@
+"""The native index equals the plain-Python reference for any sequence of calls."""
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from index_pair import COSTS, DEPTHS, Pair, insert_anywhere, random_event
+
+IDS = st.integers(0, 11)
+EXAMPLES, STEPS, EVENTS = 1_350, 200, 200_000
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Single calls, and bursts of calls drawn from one seed, checked after each call."""
+
+    events = 0
+
+    @initialize(policy=st.sampled_from(["gds", "lru"]), cost=st.sampled_from(COSTS))
+    def start(self, policy: str, cost: tuple[float, float]) -> None:
+        self.pair = Pair(policy, cost)
+
+    @rule(state=IDS, depth=st.sampled_from(DEPTHS), data=st.data())
+    def insert(self, state: int, depth: int, data: st.DataObject) -> None:
+        parent = data.draw(st.sampled_from([None, *self.pair.resident]))
+        below = self.pair.children_of(parent)
+        children = data.draw(st.lists(st.sampled_from(below), unique=True)) if below else []
+        self.pair.call("insert", state, depth, parent, children)
+
+    @rule(state=IDS, seed=st.integers(0, 2**32))
+    def insert_in_place(self, state: int, seed: int) -> None:
+        insert_anywhere(self.pair, random.Random(seed), state)
+
+    @rule(name=st.sampled_from(["touch", "pin", "unpin", "erase"]), state=IDS)
+    def use(self, name: str, state: int) -> None:
+        self.pair.call(name, state)
+
+    @rule(n=st.integers(-1, 4))
+    def evict(self, n: int) -> None:
+        self.pair.call("evict", n)
+
+    @rule(name=st.sampled_from(["begin_walk", "next_victim", "next_victim", "end_walk"]))
+    def walk(self, name: str) -> None:
+        self.pair.call(name)
+
+    @precondition(lambda self: self.pair.open_proposals)
+    @rule(data=st.data())
+    def confirm(self, data: st.DataObject) -> None:
+        self.pair.call("evicted", data.draw(st.sampled_from(self.pair.open_proposals)))
+
+    @rule(state=IDS)
+    def confirm_any(self, state: int) -> None:
+        self.pair.call("evicted", state)
+
+    @invariant()
+    def same(self) -> None:
+        if hasattr(self, "pair"):
+            self.pair.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "pair"):
+            type(self).events += self.pair.events
+
+
+def test_any_sequence_of_calls(share: float) -> None:
+    IndexMachine.events = 0
+    IndexMachine.TestCase.settings = settings(
+        max_examples=int(EXAMPLES * share),
+        stateful_step_count=STEPS,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    IndexMachine.TestCase("runTest").runTest()
+    print(f"{IndexMachine.events} events")
+    assert IndexMachine.events >= (EVENTS if share == 1 else EVENTS * share * 0.9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_long_run(seed: int, share: float) -> None:
+    """250,000 seeded calls each, 1,000,000 in all: more states, so deeper heaps and trees."""
+    rng = random.Random(seed)
+    pair = Pair("lru" if seed == 3 else "gds", COSTS[seed])
+    for step in range(int(250_000 * share)):
+        random_event(pair, rng, states=48)
+        if step % 500 == 0:
+            pair.check()
+    pair.check()
+    assert pair.events >= 250_000 * share

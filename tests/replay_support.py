@@ -1,0 +1,57 @@
+"""What the replay tests share: the recorded traces, and plans from plain lists of block ids."""
+
+import gzip
+import json
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from statecache.plan import Plan, PrefixTree, kv_timeline, make_plan
+from statecache.replay import ReplayRow, replay
+from statecache.trace import Request, Trace, read_trace
+
+RECORDED = Path(__file__).resolve().parents[2] / "shared" / "traces"
+PUBLISHED = json.loads(Path(__file__).with_name("golden").joinpath("published.json").read_bytes())
+
+needs_recorded = pytest.mark.skipif(
+    not RECORDED.is_dir(), reason=f"the recorded traces are not at {RECORDED}"
+)
+
+
+@cache
+def recorded_tree(name: str) -> PrefixTree:
+    return PrefixTree.of(
+        read_trace(str(RECORDED / f"{name}.jsonl.gz"), limit=PUBLISHED["requests"][name])
+    )
+
+
+@cache
+def recorded_plan(name: str, admission: str) -> Plan:
+    tree = recorded_tree(name)
+    return make_plan(tree, kv_timeline(tree, None), admission)
+
+
+def trace_of(prompts: list[list[int]]) -> Trace:
+    requests = [Request(n, 512 * len(ids), 1, ids) for n, ids in enumerate(prompts)]
+    return Trace("made here", "", None, requests)
+
+
+def replay_prompts(
+    prompts: list[list[int]],
+    policy: str,
+    slots: int,
+    admission: str = "ends",
+    chunk_blocks: int = 16,
+    kv_blocks: int | None = None,
+) -> ReplayRow:
+    tree = PrefixTree.of(trace_of(prompts))
+    kv = kv_timeline(tree, None if kv_blocks is None else 512 * kv_blocks)
+    return replay(make_plan(tree, kv, admission, 512 * chunk_blocks), policy, slots)
+
+
+def write_trace(path: Path, prompts: list[list[int]], packed: bool = False) -> Path:
+    lines = b"".join(msgspec.json.encode(request) + b"\n" for request in trace_of(prompts).requests)
+    path.write_bytes(gzip.compress(lines) if packed else lines)
+    return path

@@ -1,0 +1,67 @@
+"""What the installed package promises to whoever loads it."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import entry_points, metadata, requires
+from pathlib import Path
+
+import pytest
+
+import statecache
+
+ROOT = Path(__file__).parents[2]
+
+WITHOUT_ENGINES = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "vllm", "sglang", "matplotlib", "numpy"}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+import statecache
+index = statecache.StateIndex()
+index.insert(1, 100)
+assert index.evict(1) == [1]
+"""
+
+
+def test_index_needs_neither_torch_nor_engines() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_ENGINES], check=True)
+
+
+def test_version_is_the_one_of_pyproject() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert statecache.__version__ == project["version"]
+
+
+def test_no_base_dependency_pulls_torch_or_an_engine() -> None:
+    base = [r for r in requires("statecache") or [] if "extra ==" not in r]
+    assert {re.split(r"[^\w-]", r)[0] for r in base} == {"msgspec", "rich", "typer"}
+
+
+def test_extras_are_declared() -> None:
+    assert set(metadata("statecache").get_all("Provides-Extra") or []) == {
+        "dev",
+        "plot",
+        "sglang",
+        "vllm",
+    }
+
+
+@pytest.mark.parametrize(
+    ("group", "engine"), [("vllm.general_plugins", "vLLM"), ("sglang.srt.plugins", "SGLang")]
+)
+def test_each_engine_finds_its_adapter(
+    group: str, engine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (entry,) = [e for e in entry_points(group=group) if e.name == "statecache"]
+    before = set(sys.modules)
+    with caplog.at_level("INFO", logger="statecache"):
+        entry.load()()
+    assert f"{engine} adapter is not part of this release" in caplog.text
+    imported = {name.partition(".")[0] for name in set(sys.modules) - before}
+    assert not imported & {"vllm", "sglang", "torch"}
