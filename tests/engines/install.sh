@@ -30,7 +30,7 @@ info.mkdir(exist_ok=True)
 (info / "INSTALLER").write_text("statecache tests\n")
 (info / "RECORD").write_text("")
 PYTHON
-  "$venv/bin/pip" install -q pytest==9.2.0 pybind11==3.1.0 scikit-build-core==1.1.2 mypy==2.4.1
+  "$venv/bin/pip" install -q pytest==9.2.0 pytest-benchmark==5.3.1 pybind11==3.1.0 scikit-build-core==1.1.2 mypy==2.4.1
   touch "$stamp"
 fi
 "$venv/bin/pip" install -q --no-build-isolation --no-deps "$root"

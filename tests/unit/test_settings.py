@@ -107,8 +107,8 @@ def test_what_is_refused(given, message):
     [
         ({"STATECACHE_CONFIG": "{"}, "STATECACHE_CONFIG: Input data was truncated"),
         (
-            {"STATECACHE_CONFIG": '{"polcy":"gds"}'},
-            "STATECACHE_CONFIG: Object contains unknown field `polcy`",
+            {"STATECACHE_CONFIG": '{"pace":"gds"}'},
+            "STATECACHE_CONFIG: Object contains unknown field `pace`",
         ),
         ({"STATECACHE_STRICT": "maybe"}, "STATECACHE_STRICT must be 0 or 1, not 'maybe'"),
     ],
