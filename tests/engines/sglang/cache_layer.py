@@ -203,6 +203,29 @@ class Traffic:
             self.requests.mamba_allocator.free(slot)
         return result.last_device_node
 
+    def run_key(self, key) -> int:
+        """One request as `run` does it, its key made beforehand: nothing but SGLang's own work."""
+        cache, states = self.cache, self.requests.mamba_allocator
+        match = cache.match_prefix(MatchPrefixParams(key=key))
+        hit, node = match.device_prefix_len, match.best_match_node
+        lock = cache.inc_lock_ref(node).to_dec_params()
+        slot = states.alloc(1)
+        if slot is None:
+            cache.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
+            slot = states.alloc(1)
+        fresh = self.allocator.alloc(len(key) - hit)
+        if fresh is None:
+            cache.evict_for_alloc(EvictParams(num_tokens=len(key) - hit))
+            fresh = self.allocator.alloc(len(key) - hit)
+        values = torch.cat([cache.path_device_indices(node)[:hit], fresh])
+        result = cache.insert(
+            InsertParams(key=key, value=values, mamba_value=slot, prev_prefix_len=hit)
+        )
+        if result.mamba_exist:
+            states.free(slot)
+        cache.dec_lock_ref(node, lock)
+        return hit
+
     def abort(self, tokens, **namespace) -> int:
         """A request that is admitted, gets its slots and is aborted before it caches anything."""
         match = self.match(tokens, **namespace)
