@@ -1,16 +1,24 @@
 """Eviction by the state index on SGLang's Rust tree core.
 
-The Rust core cannot be told which state to drop: its walk takes the least recently used one that
-is not locked. A victim without children goes by `evict_device_leaf`, which takes any evictable
-leaf. For an inner one, every unlocked state that the native walk would reach first is locked (the
-state alone, not its KV), the native walk makes one step, and the locks are gone before the call
-returns. SGLang 0.5.23 panics, and its core is dead, when `evict_device_leaf` gets anything but
-an evictable leaf: what is locked is therefore mirrored here.
+The Rust core cannot be told which state to drop. There are three ways to have it done:
+
+- a victim without children goes by `evict_device_leaf`, which takes any evictable leaf;
+- one with a single child and a state below it goes by `evict_excess_path_states`, which takes the
+  states above a node, shallowest first, beyond a limit: the core is built with the limit 0, its
+  own requests for that call are dropped, and the states above the victim are locked meanwhile;
+- for any other, every unlocked state that the native walk would reach first is locked, and the
+  walk makes one step: the walk takes the least recently used state that is not locked.
+
+Only states are locked, never their KV, and no lock outlives the call. SGLang 0.5.23 panics, and
+its core is dead, when `evict_device_leaf` gets anything but an evictable leaf: what is locked is
+therefore mirrored here.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from statecache.settings import Settings
@@ -26,7 +34,10 @@ class IndexedRustCore(_RustCore):  # type: ignore[misc]
     """SGLang's Rust tree core with its device walk over states led by the state index."""
 
     def __init__(self, params: Any, settings: Settings) -> None:
+        # For lru the walk's own order is the right one, and nothing has to be locked.
+        self._bindings = seams.path_clearing_bindings(unless=settings.policy == "lru")
         super().__init__(params)
+        self._clears_paths = self._bindings.applied
         self.advisor = Advisor(lambda: StateBook(settings, self._below))
         self._all_but_state = [int(c) for c in self.tree_components if c != _MAMBA]
         self._start_over()
@@ -108,6 +119,8 @@ class IndexedRustCore(_RustCore):  # type: ignore[misc]
         return self._inserted(super().resume_insert())
 
     def _inserted(self, step: Any) -> Any:
+        if self._clears_paths:
+            seams.drop_path_requests(step.actions)
         result = step.result
         if result is None or not self._inserts_state or result.rotation_tail_declined:
             return step
@@ -185,8 +198,8 @@ class IndexedRustCore(_RustCore):  # type: ignore[misc]
         if choice is None:
             # The index is silent: SGLang's own walk, which knows best what is left.
             return self._native_step(tracker)
-        victim, is_leaf = choice
-        return seams.leaf_step(victim) if is_leaf else self._drop_inner(victim, tracker)
+        victim, children, is_leaf = choice
+        return seams.leaf_step(victim) if is_leaf else self._drop_inner(victim, children, tracker)
 
     def _native_step(self, tracker: Any) -> Any:
         if not self._native_walk:
@@ -207,35 +220,59 @@ class IndexedRustCore(_RustCore):  # type: ignore[misc]
     def _is_locked(self, node_id: int) -> bool:
         return node_id in self._state_locks
 
-    def _choose(self) -> tuple[int, bool] | None:
+    def _choose(self) -> tuple[int, int, bool] | None:
         victim = self.advisor.book.propose(self._is_locked)
         if victim is None:
             return None
         _, _, _, _, kv_length, children = self._binding.collect_path_info([victim])[0][-1]
-        return victim, children == 0 and kv_length is not None and victim not in self._kv_locks
+        is_leaf = children == 0 and kv_length is not None and victim not in self._kv_locks
+        return victim, children, is_leaf
 
-    def _drop_inner(self, victim: int, tracker: Any) -> Any:
+    def _drop_inner(self, victim: int, children: int, tracker: Any) -> Any:
+        below = self.advisor.book.child_of(victim) if self._clears_paths else None
+        if children == 1 and below is not None:
+            step = self._clear_path(victim, below)
+        else:
+            step = self._walk_to(victim, tracker)
+        self.advisor.ask(self._inner_went, victim)
+        return step
+
+    def _clear_path(self, victim: int, below: int) -> Any:
+        step = seams.inner_step()
         held: list[int] = []
         try:
-            self._hold_older(victim, held)
+            self._hold(self.advisor.book.above(victim), held)
+            super().evict_excess_path_states(
+                below, step.device_frees, step.host_frees, step.cache_actions
+            )
+        finally:
+            self._let_go(held)
+        step.tracker[_MAMBA] = sum(len(freed) for freed in step.device_frees[_MAMBA])
+        return step
+
+    def _walk_to(self, victim: int, tracker: Any) -> Any:
+        held: list[int] = []
+        try:
+            older = itertools.takewhile(lambda state: state != victim, self._native_order)
+            self._hold(older, held)
             super().evict_device_start(_MAMBA, self._quota)
             try:
                 step = super().evict_device_next_node(_MAMBA, tracker)
             finally:
                 super().evict_device_end(_MAMBA)
         finally:
-            for state in held:
-                self._binding.dec_lock_ref(state, self._receipt(state), False)
-        self.advisor.ask(self._inner_went, victim)
+            self._let_go(held)
         return step
 
-    def _hold_older(self, victim: int, held: list[int]) -> None:
-        for state in self._native_order:
-            if state == victim:
-                return
+    def _hold(self, states: Iterable[int], held: list[int]) -> None:
+        for state in states:
             if state not in self._state_locks:
                 self._binding.inc_lock_ref(state, self._all_but_state)
                 held.append(state)
+
+    def _let_go(self, held: list[int]) -> None:
+        for state in held:
+            self._binding.dec_lock_ref(state, self._receipt(state), False)
 
     def _inner_went(self, victim: int) -> None:
         if self._holds_state(victim):

@@ -18,6 +18,7 @@ TESTED = ("0.5.23",)
 COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
 PYTHON_CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core"
 RUST_CORE = "sglang.srt.mem_cache.rust_tree_core.adapter"
+ACTIONS = "sglang.srt.mem_cache.unified_cache.cache_action"
 INTERFACE = "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface"
 REGISTRY = "sglang.srt.mem_cache.unified_cache.tree_core_registry"
 CACHE = "sglang.srt.mem_cache.unified_radix_cache"
@@ -135,6 +136,9 @@ SEAMS: tuple[Seam, ...] = (
         )
     ),
     Seam(INTERFACE, "EvictDeviceNextNodeResult"),
+    Seam(RUST_CORE, "RustUnifiedTreeCore._bindings"),
+    Seam(ACTIONS, "MambaEvictExcessPathStates"),
+    Seam("sglang.srt.mem_cache.rust_tree_core.mem_cache", "TreeCoreInitParamsBinding"),
     Seam(REGISTRY, "register_tree_core_backend", ("name", "factory")),
     Seam(REGISTRY, "resolve_tree_core_backend", ("name", "params")),
     Seam(CACHE, "select_tree_core_backend", ("params",)),

@@ -18,16 +18,19 @@ from statecache_sglang import seam_table as at
 __all__ = [
     "NO_SLOT",
     "AdmissionPatch",
+    "NoPathLimit",
     "Patch",
     "SeamError",
     "TreeCorePatch",
     "drop_internal_state",
+    "drop_path_requests",
     "engine_version",
     "evict_states",
     "free_state_slots",
     "full_type",
     "hook_engine_arguments",
     "hook_server_args",
+    "inner_step",
     "is_evictable_device_leaf",
     "is_hybrid_pool",
     "leaf_step",
@@ -37,6 +40,7 @@ __all__ = [
     "missing_state_slots",
     "no_room",
     "no_step",
+    "path_clearing_bindings",
     "probe",
     "python_tree_core",
     "refuse_hierarchical_cache",
@@ -49,6 +53,11 @@ _BACKEND = "statecache"
 
 # What SGLang asserts when no state slot can be had (MambaComponent._alloc_mamba_slot).
 NO_SLOT = "Can not alloc mamba cache"
+
+
+@functools.cache
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
 
 
 class SeamError(RuntimeError):
@@ -70,32 +79,32 @@ def probe() -> list[tuple[str, str]]:
 
 def mamba_component() -> Any:
     """SGLang's component for recurrent states."""
-    return importlib.import_module(at.COMPONENTS).MambaComponent
+    return _module(at.COMPONENTS).MambaComponent
 
 
 def python_tree_core() -> Any:
     """SGLang's tree core in Python."""
-    return importlib.import_module(at.PYTHON_CORE).UnifiedTreeCore
+    return _module(at.PYTHON_CORE).UnifiedTreeCore
 
 
 def rust_tree_core() -> Any:
     """SGLang's tree core in Rust."""
-    return importlib.import_module(at.RUST_CORE).RustUnifiedTreeCore
+    return _module(at.RUST_CORE).RustUnifiedTreeCore
 
 
 def mamba_type() -> Any:
     """The name of the recurrent state among the components."""
-    return importlib.import_module(at.COMPONENTS).ComponentType.MAMBA
+    return _module(at.COMPONENTS).ComponentType.MAMBA
 
 
 def full_type() -> Any:
     """The name of the attention KV among the components."""
-    return importlib.import_module(at.COMPONENTS).ComponentType.FULL
+    return _module(at.COMPONENTS).ComponentType.FULL
 
 
 def match_end_phase() -> Any:
     """The phase in which `refresh_lru` names the node a match ended at."""
-    return importlib.import_module(at.COMPONENTS).LRURefreshPhase.MATCH_END
+    return _module(at.COMPONENTS).LRURefreshPhase.MATCH_END
 
 
 # What is done to the engine's own objects.
@@ -121,7 +130,7 @@ def drop_internal_state(
     """
     node = core.node_by_id(node_id)
     sinks = {"device_frees": device_frees, "host_frees": host_frees}
-    layer = importlib.import_module(at.COMPONENTS).EvictLayer.DEVICE
+    layer = _module(at.COMPONENTS).EvictLayer.DEVICE
     core._evict_component_and_detach_lru(  # noqa: SLF001
         node, component, target=layer, tracker=tracker, cache_actions=cache_actions, **sinks
     )
@@ -132,14 +141,51 @@ def drop_internal_state(
 
 def no_step() -> Any:
     """Return a walk step that found nothing."""
-    return importlib.import_module(at.INTERFACE).EvictDeviceNextNodeResult()
+    return _module(at.INTERFACE).EvictDeviceNextNodeResult()
 
 
 def leaf_step(node_id: int) -> Any:
     """Return a walk step that asks the caller to drop a leaf."""
-    return importlib.import_module(at.INTERFACE).EvictDeviceNextNodeResult(
-        node_id=node_id, made_progress=True
-    )
+    return _module(at.INTERFACE).EvictDeviceNextNodeResult(node_id=node_id, made_progress=True)
+
+
+def inner_step() -> Any:
+    """Return a walk step that is going to drop one inner state."""
+    return _module(at.INTERFACE).EvictDeviceNextNodeResult(made_progress=True)
+
+
+class NoPathLimit:
+    """The Rust core's bindings, with `mamba_max_states_per_path` 0 where the user set none.
+
+    `applied` says whether it was. The core then asks for `evict_excess_path_states` after every
+    insert (`MambaEvictExcessPathStates`); `drop_path_requests` takes that back.
+    """
+
+    def __init__(self, bindings: Any, *, wanted: bool) -> None:
+        self._bindings = bindings
+        self._wanted = wanted
+        self.applied = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bindings, name)
+
+    def TreeCoreInitParamsBinding(self, **options: Any) -> Any:  # noqa: N802
+        """As the binding's own."""
+        if self._wanted and options["mamba_max_states_per_path"] is None:
+            options["mamba_max_states_per_path"] = 0
+            self.applied = True
+        return self._bindings.TreeCoreInitParamsBinding(**options)
+
+
+def path_clearing_bindings(*, unless: bool) -> NoPathLimit:
+    """Return the Rust core's bindings for a core that is to clear paths on demand."""
+    return NoPathLimit(rust_tree_core()._bindings, wanted=not unless)  # noqa: SLF001
+
+
+def drop_path_requests(actions: list[Any]) -> None:
+    """Remove the requests for `evict_excess_path_states` from the actions of an insert step."""
+    request = _module(at.ACTIONS).MambaEvictExcessPathStates
+    actions[:] = [action for action in actions if not isinstance(action, request)]
 
 
 def state_lock_receipt(bindings: Any, node_id: int, skipped: list[int]) -> Any:
@@ -168,7 +214,7 @@ def hook_server_args(
 
     A record of `ServerArgs` takes no foreign fields, and its constructor cannot be wrapped.
     """
-    registry = importlib.import_module("sglang.srt.plugins.hook_registry")
+    registry = _module("sglang.srt.plugins.hook_registry")
     register, kinds = registry.HookRegistry.register, registry.HookType
     owner = "sglang.srt.server_args.ServerArgs"
     register(f"{owner}.add_cli_args", add_cli_args, kinds.AFTER)
@@ -198,7 +244,7 @@ def hook_engine_arguments(around: Callable[..., Any]) -> None:
 
 def is_hybrid_pool(pool: Any) -> bool:
     """Whether requests of this pool hold recurrent states."""
-    return isinstance(pool, importlib.import_module(at.POOL).HybridReqToTokenPool)
+    return isinstance(pool, _module(at.POOL).HybridReqToTokenPool)
 
 
 def free_state_slots(allocator: Any) -> int:
@@ -217,13 +263,13 @@ def missing_state_slots(pool: Any, req: Any) -> int:
 
 def evict_states(cache: Any, count: int) -> None:
     """Have SGLang make room for so many state slots."""
-    params = importlib.import_module("sglang.srt.mem_cache.base_prefix_cache").EvictParams
+    params = _module("sglang.srt.mem_cache.base_prefix_cache").EvictParams
     cache.evict_for_alloc(params(num_tokens=0, mamba_num=count))
 
 
 def no_room() -> Any:
     """What `PrefillAdder.add_one_req` says of a request that must wait for memory."""
-    return importlib.import_module(at.ADDER).AddReqResult.NO_TOKEN
+    return _module(at.ADDER).AddReqResult.NO_TOKEN
 
 
 class Patch(Protocol):
@@ -240,7 +286,7 @@ class AdmissionPatch:
     """Puts a wrapper around `PrefillAdder.add_one_req`, and takes it off again."""
 
     def __init__(self, around: Callable[..., Any]) -> None:
-        self._adder: Any = importlib.import_module(at.ADDER).PrefillAdder
+        self._adder: Any = _module(at.ADDER).PrefillAdder
         self._original = self._adder.add_one_req
         self._around = around
 
@@ -275,8 +321,8 @@ class TreeCorePatch:
         self._component = component
         self._decide = decide
         self._build = build
-        self._cache: Any = importlib.import_module(at.CACHE)
-        self._registry: Any = importlib.import_module(at.REGISTRY)
+        self._cache: Any = _module(at.CACHE)
+        self._registry: Any = _module(at.REGISTRY)
         self._select = self._cache.select_tree_core_backend
         self._original_component = self._cache.COMPONENT_REGISTRY[mamba_type()]
 

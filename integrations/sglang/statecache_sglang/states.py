@@ -101,6 +101,19 @@ class StateBook:
         self._proposed.clear()
         self._index.end_walk()
 
+    def child_of(self, state: int) -> int | None:
+        """Return a state directly below `state`, if there is one."""
+        return next(iter(self._children[state]), None)
+
+    def above(self, state: int) -> list[int]:
+        """Return the shallower states on the path of `state`, deepest first."""
+        found = []
+        at = self._parent[state]
+        while at is not None:
+            found.append(at)
+            at = self._parent[at]
+        return found
+
     def states(self) -> Sequence[int]:
         """Return every resident state, oldest first."""
         return tuple(self._parent)
