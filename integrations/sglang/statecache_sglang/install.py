@@ -39,10 +39,14 @@ def install(settings: Settings) -> Installed:
             return IndexedRustCore(params, settings)
         return IndexedPythonCore(params, components, settings)
 
-    patches = (
+    patches: list[seams.Patch] = [
         seams.TreeCorePatch(IndexedMambaComponent, leads, build),
         seams.AdmissionPatch(admit_all_or_none),
-    )
+    ]
+    if settings.int8:
+        from statecache_sglang import int8
+
+        patches += int8.patches(settings)
     with ExitStack() as undo:
         for patch in patches:
             patch.install()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from statecache.settings import Settings
-
 _Test = Callable[[Any], bool]
 
 # By the field of `ServerArgs` (SGLang 0.5.23): what is refused, and how the line calls it.
@@ -30,15 +28,10 @@ REFUSED: dict[str, tuple[_Test, str]] = {
 }
 
 
-def refuse(server_args: Any, settings: Settings) -> None:
+def refuse(server_args: Any) -> None:
     """Stop with one line if `server_args` asks for something that is not supported."""
     for field, (asked_for, name) in REFUSED.items():
         if asked_for(getattr(server_args, field)):
             raise SystemExit(
                 f"statecache: {name} is not supported with --kv-cache-plugin statecache"
             )
-    if settings.int8:
-        raise SystemExit(
-            "statecache: --statecache-int8 is not part of this release; SGLang's own int8 pool "
-            "(--enable-int8-mamba-checkpoint) works with --statecache-policy"
-        )

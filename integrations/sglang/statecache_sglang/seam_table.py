@@ -23,6 +23,8 @@ INTERFACE = "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface"
 REGISTRY = "sglang.srt.mem_cache.unified_cache.tree_core_registry"
 CACHE = "sglang.srt.mem_cache.unified_radix_cache"
 ADDER = "sglang.srt.managers.schedule_policy"
+CHECKPOINTS = "sglang.srt.mem_cache.mamba_checkpoint_pool"
+CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"
 ENGINE = "sglang.srt.entrypoints.engine"
 POOL = "sglang.srt.mem_cache.memory_pool"
 
@@ -81,6 +83,7 @@ SEAMS: tuple[Seam, ...] = (
             "prepare_for_caching_req": "req insert_params token_ids_len is_finished",
             "finalize_match_result_in_cache": "params result",
             "_alloc_mamba_slot": "req",
+            "_alloc_int8_ckpt_slot": "",
             "_evict_device_start": "request_cnt",
             "_evict_device_next_node": _WALK,
             "_evict_device_end": "",
@@ -150,10 +153,14 @@ SEAMS: tuple[Seam, ...] = (
             "inc_lock_ref": "node_id skip_lock_components",
             "dec_lock_ref": "node_id params skip_swa",
             "mamba_evictable_size": "",
+            "evict_for_alloc": "params allocation_reclaim_satisfied",
         },
     ),
     *_seams(ADDER, "PrefillAdder", {"add_one_req": "req has_chunked_req truncation_align_size"}),
     Seam(ADDER, "AddReqResult.NO_TOKEN"),
     Seam(POOL, "HybridReqToTokenPool", base="ReqToTokenPool"),
+    Seam(POOL, "HybridReqToTokenPool._init_mamba_pool"),
+    Seam(CHECKPOINTS, "maybe_init_int8_mamba_checkpoint_pool"),
+    *_seams(CONFIGURATOR, "KVCacheConfigurator", {"_handle_max_mamba_cache": "total_rest_memory"}),
     Seam("sglang.srt.mem_cache.base_prefix_cache", "EvictParams"),
 )

@@ -1,4 +1,4 @@
-"""Everything statecache uses of SGLang. No other file of this package takes anything from it.
+"""What statecache uses of SGLang. Only this file and `pool_seams` take anything from it.
 
 SGLang is imported inside the functions: loading the plugin must not load the engine.
 """
@@ -16,12 +16,14 @@ from typing import Any, Protocol
 from statecache_sglang import seam_table as at
 
 __all__ = [
+    "NO_CHECKPOINT",
     "NO_SLOT",
     "AdmissionPatch",
     "NoPathLimit",
     "Patch",
     "SeamError",
     "TreeCorePatch",
+    "ask_for_int8",
     "drop_internal_state",
     "drop_path_requests",
     "engine_version",
@@ -34,6 +36,7 @@ __all__ = [
     "is_evictable_device_leaf",
     "is_hybrid_pool",
     "leaf_step",
+    "load",
     "mamba_component",
     "mamba_type",
     "match_end_phase",
@@ -51,12 +54,15 @@ __all__ = [
 
 _BACKEND = "statecache"
 
-# What SGLang asserts when no state slot can be had (MambaComponent._alloc_mamba_slot).
+# What SGLang asserts when no slot can be had (MambaComponent._alloc_mamba_slot,
+# _alloc_int8_ckpt_slot).
 NO_SLOT = "Can not alloc mamba cache"
+NO_CHECKPOINT = "Can not alloc int8 mamba checkpoint slot"
 
 
 @functools.cache
-def _module(name: str) -> Any:
+def load(name: str) -> Any:
+    """Import a module of SGLang."""
     return importlib.import_module(name)
 
 
@@ -79,32 +85,32 @@ def probe() -> list[tuple[str, str]]:
 
 def mamba_component() -> Any:
     """SGLang's component for recurrent states."""
-    return _module(at.COMPONENTS).MambaComponent
+    return load(at.COMPONENTS).MambaComponent
 
 
 def python_tree_core() -> Any:
     """SGLang's tree core in Python."""
-    return _module(at.PYTHON_CORE).UnifiedTreeCore
+    return load(at.PYTHON_CORE).UnifiedTreeCore
 
 
 def rust_tree_core() -> Any:
     """SGLang's tree core in Rust."""
-    return _module(at.RUST_CORE).RustUnifiedTreeCore
+    return load(at.RUST_CORE).RustUnifiedTreeCore
 
 
 def mamba_type() -> Any:
     """The name of the recurrent state among the components."""
-    return _module(at.COMPONENTS).ComponentType.MAMBA
+    return load(at.COMPONENTS).ComponentType.MAMBA
 
 
 def full_type() -> Any:
     """The name of the attention KV among the components."""
-    return _module(at.COMPONENTS).ComponentType.FULL
+    return load(at.COMPONENTS).ComponentType.FULL
 
 
 def match_end_phase() -> Any:
     """The phase in which `refresh_lru` names the node a match ended at."""
-    return _module(at.COMPONENTS).LRURefreshPhase.MATCH_END
+    return load(at.COMPONENTS).LRURefreshPhase.MATCH_END
 
 
 # What is done to the engine's own objects.
@@ -130,7 +136,7 @@ def drop_internal_state(
     """
     node = core.node_by_id(node_id)
     sinks = {"device_frees": device_frees, "host_frees": host_frees}
-    layer = _module(at.COMPONENTS).EvictLayer.DEVICE
+    layer = load(at.COMPONENTS).EvictLayer.DEVICE
     core._evict_component_and_detach_lru(  # noqa: SLF001
         node, component, target=layer, tracker=tracker, cache_actions=cache_actions, **sinks
     )
@@ -141,17 +147,17 @@ def drop_internal_state(
 
 def no_step() -> Any:
     """Return a walk step that found nothing."""
-    return _module(at.INTERFACE).EvictDeviceNextNodeResult()
+    return load(at.INTERFACE).EvictDeviceNextNodeResult()
 
 
 def leaf_step(node_id: int) -> Any:
     """Return a walk step that asks the caller to drop a leaf."""
-    return _module(at.INTERFACE).EvictDeviceNextNodeResult(node_id=node_id, made_progress=True)
+    return load(at.INTERFACE).EvictDeviceNextNodeResult(node_id=node_id, made_progress=True)
 
 
 def inner_step() -> Any:
     """Return a walk step that is going to drop one inner state."""
-    return _module(at.INTERFACE).EvictDeviceNextNodeResult(made_progress=True)
+    return load(at.INTERFACE).EvictDeviceNextNodeResult(made_progress=True)
 
 
 class NoPathLimit:
@@ -184,7 +190,7 @@ def path_clearing_bindings(*, unless: bool) -> NoPathLimit:
 
 def drop_path_requests(actions: list[Any]) -> None:
     """Remove the requests for `evict_excess_path_states` from the actions of an insert step."""
-    request = _module(at.ACTIONS).MambaEvictExcessPathStates
+    request = load(at.ACTIONS).MambaEvictExcessPathStates
     actions[:] = [action for action in actions if not isinstance(action, request)]
 
 
@@ -214,7 +220,7 @@ def hook_server_args(
 
     A record of `ServerArgs` takes no foreign fields, and its constructor cannot be wrapped.
     """
-    registry = _module("sglang.srt.plugins.hook_registry")
+    registry = load("sglang.srt.plugins.hook_registry")
     register, kinds = registry.HookRegistry.register, registry.HookType
     owner = "sglang.srt.server_args.ServerArgs"
     register(f"{owner}.add_cli_args", add_cli_args, kinds.AFTER)
@@ -239,12 +245,20 @@ def hook_engine_arguments(around: Callable[..., Any]) -> None:
     module.Engine.server_args_class = staticmethod(server_args_class)
 
 
+def ask_for_int8(server_args: Any, slots: int | None) -> None:
+    """Have SGLang treat this server as one with an int8 pool, its own refusals included."""
+    if getattr(server_args, "_input_frozen", False):
+        return  # a copy that another process already resolved
+    server_args.enable_int8_mamba_checkpoint = True
+    server_args.int8_mamba_ckpt_size = slots
+
+
 # State slots of running requests.
 
 
 def is_hybrid_pool(pool: Any) -> bool:
     """Whether requests of this pool hold recurrent states."""
-    return isinstance(pool, _module(at.POOL).HybridReqToTokenPool)
+    return isinstance(pool, load(at.POOL).HybridReqToTokenPool)
 
 
 def free_state_slots(allocator: Any) -> int:
@@ -263,13 +277,13 @@ def missing_state_slots(pool: Any, req: Any) -> int:
 
 def evict_states(cache: Any, count: int) -> None:
     """Have SGLang make room for so many state slots."""
-    params = _module("sglang.srt.mem_cache.base_prefix_cache").EvictParams
+    params = load("sglang.srt.mem_cache.base_prefix_cache").EvictParams
     cache.evict_for_alloc(params(num_tokens=0, mamba_num=count))
 
 
 def no_room() -> Any:
     """What `PrefillAdder.add_one_req` says of a request that must wait for memory."""
-    return _module(at.ADDER).AddReqResult.NO_TOKEN
+    return load(at.ADDER).AddReqResult.NO_TOKEN
 
 
 class Patch(Protocol):
@@ -286,7 +300,7 @@ class AdmissionPatch:
     """Puts a wrapper around `PrefillAdder.add_one_req`, and takes it off again."""
 
     def __init__(self, around: Callable[..., Any]) -> None:
-        self._adder: Any = _module(at.ADDER).PrefillAdder
+        self._adder: Any = load(at.ADDER).PrefillAdder
         self._original = self._adder.add_one_req
         self._around = around
 
@@ -321,8 +335,8 @@ class TreeCorePatch:
         self._component = component
         self._decide = decide
         self._build = build
-        self._cache: Any = _module(at.CACHE)
-        self._registry: Any = _module(at.REGISTRY)
+        self._cache: Any = load(at.CACHE)
+        self._registry: Any = load(at.REGISTRY)
         self._select = self._cache.select_tree_core_backend
         self._original_component = self._cache.COMPONENT_REGISTRY[mamba_type()]
 
