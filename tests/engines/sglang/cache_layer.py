@@ -117,6 +117,11 @@ class Traffic:
             )
         )
         self.core = self.cache.tree_core
+        # Where cached states live: the pool of running requests, or the int8 pool.
+        checkpoints = self.requests.mamba_ckpt_pool
+        self.states = self.requests.mamba_allocator if checkpoints is None else checkpoints
+        if checkpoints is not None:
+            self.slots = checkpoints.num_slots
         self.held: list = []
 
     # What a cache is asked for. A subclass may watch.
@@ -155,10 +160,10 @@ class Traffic:
 
     def state_slot(self):
         """A slot of the state pool, evicting one state when none is free; None when pinned."""
-        slot = self.requests.mamba_allocator.alloc(1)
+        slot = self.states.alloc(1)
         if slot is None:
             self.evict(states=1)
-            slot = self.requests.mamba_allocator.alloc(1)
+            slot = self.states.alloc(1)
         return slot
 
     def kv_slots(self, tokens: int):
@@ -195,12 +200,12 @@ class Traffic:
             return None
         fresh = self.kv_slots(len(tokens) - cached)
         if fresh is None:
-            self.requests.mamba_allocator.free(slot)
+            self.states.free(slot)
             return None
         values = torch.cat([self.cache.path_device_indices(node)[:cached], fresh])
         result = self.insert(tokens, values, slot, cached, **namespace)
         if result.mamba_exist:
-            self.requests.mamba_allocator.free(slot)
+            self.states.free(slot)
         return result.last_device_node
 
     def run_key(self, key) -> int:
@@ -233,7 +238,7 @@ class Traffic:
         slot = self.state_slot()
         fresh = self.kv_slots(len(tokens) - match.device_prefix_len)
         if slot is not None:
-            self.requests.mamba_allocator.free(slot)
+            self.states.free(slot)
         if fresh is not None and len(fresh):
             self.allocator.free(fresh)
         self.unlock(lock)
@@ -249,7 +254,7 @@ class Traffic:
     def flush(self) -> None:
         self.held.clear()
         self.cache.reset()
-        self.requests.mamba_allocator.clear()
+        self.states.clear()
         self.allocator.clear()
 
     def state_slots(self) -> list[int]:
@@ -260,7 +265,7 @@ class Traffic:
         """SGLang's own invariants, and: cached + free = total, for both pools."""
         self.core.sanity_check([], [])
         cached = self.core.all_mamba_values_flatten().numel()
-        assert cached + self.requests.mamba_allocator.available_size() == self.slots
+        assert cached + self.states.available_size() == self.slots
         kv = self.core.all_values_flatten().numel()
         assert kv + self.allocator.available_size() == self.kv_tokens
         advisor = getattr(self.core, "advisor", None)

@@ -39,8 +39,14 @@ def test_lru_through_the_plugin_is_sglang_without_it():
     run_in_step(plain + led, SEED, 20_000)
 
 
-def test_gds_is_the_same_on_both_cores_and_equals_brute_force():
-    with plugin(policy="gds"):
+INT8 = {"int8": True, "int8_slots": SIZES["slots"]}
+
+
+@pytest.mark.parametrize("pool", ["active", "int8"])
+def test_gds_is_the_same_on_both_cores_and_equals_brute_force(pool):
+    if pool == "int8":
+        pytest.importorskip("statecache.checkpoint_pool", reason="no checkpoint pool here")
+    with plugin(policy="gds", **(INT8 if pool == "int8" else {})):
         watched = WatchedTraffic("python", **SIZES)
         other = Traffic("rust", **SIZES)
     run_in_step([watched, other], SEED + 1, 20_000)

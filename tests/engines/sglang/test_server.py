@@ -17,6 +17,11 @@ CONFIGURATIONS = {
     "lru": ("--kv-cache-plugin", "statecache", "--statecache-policy", "lru"),
     "gds": ("--kv-cache-plugin", "statecache"),
 }
+INT8 = {
+    "sglang int8": ("--enable-int8-mamba-checkpoint", "--int8-mamba-ckpt-size", "24"),
+    "lru int8": (*CONFIGURATIONS["lru"], "--statecache-int8", "--statecache-int8-slots", "24"),
+    "gds int8": (*CONFIGURATIONS["gds"], "--statecache-int8", "--statecache-int8-slots", "24"),
+}
 
 
 def prompts() -> list[list[int]]:
@@ -86,10 +91,19 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def answers(model, tmp_path_factory) -> dict[str, dict]:
-    logs = tmp_path_factory.mktemp("servers")
+    return ask_servers(CONFIGURATIONS, model, tmp_path_factory.mktemp("servers"))
+
+
+@pytest.fixture(scope="session")
+def int8_answers(model, tmp_path_factory) -> dict[str, dict]:
+    pytest.importorskip("statecache.checkpoint_pool", reason="no checkpoint pool here")
+    return ask_servers(INT8, model, tmp_path_factory.mktemp("int8-servers"))
+
+
+def ask_servers(configurations, model: Path, logs: Path) -> dict[str, dict]:
     found = {}
-    for name, flags in CONFIGURATIONS.items():
-        log = logs / f"{name}.log"
+    for name, flags in configurations.items():
+        log = logs / f"{name.replace(' ', '-')}.log"
         with running(model, log, *flags) as server:
             found[name] = ask_everything(server)
         found[name]["log"] = log.read_text(errors="replace")
@@ -125,6 +139,41 @@ def test_the_cores_in_use_are_the_plugins(answers):
         assert "Tree Core: IndexedRustCore" in answers[name]["log"]
         assert f"statecache: policy {name}, cost 1.862e-05,3.33e-06" in answers[name]["log"]
     assert "statecache: policy" not in answers["off"]["log"]
+
+
+@pytest.mark.parametrize("when", ["cold", "warm"])
+def test_int8_gives_the_tokens_of_sglangs_own_int8_pool(int8_answers, when):
+    own, ours = int8_answers["sglang int8"][when], int8_answers["lru int8"][when]
+    assert [a["cached"] for a in ours] == [a["cached"] for a in own]
+    assert [a["tokens"] for a in ours] == [a["tokens"] for a in own]
+    assert [a["logprobs"] for a in ours] == [a["logprobs"] for a in own]
+
+
+def test_gds_with_int8_reuses_more_under_pressure(int8_answers):
+    assert int8_answers["gds int8"]["reused"] > int8_answers["lru int8"]["reused"]
+
+
+def test_int8_stays_close_to_full_precision(answers, int8_answers):
+    """Random weights give flat distributions, so ties flip: what counts is the distance."""
+    full, int8 = answers["lru"]["warm"], int8_answers["lru int8"]["warm"]
+    gaps = [
+        abs(a - b)
+        for x, y in zip(full, int8, strict=True)
+        if x["tokens"] == y["tokens"]
+        for a, b in zip(x["logprobs"], y["logprobs"], strict=True)
+    ]
+    assert len(gaps) >= 0.5 * 8 * len(full)
+    assert max(gaps) < 0.1
+
+
+def test_int8_bytes_are_shown_and_counted(int8_answers):
+    assert "int8 checkpoint pool of 24 states" in int8_answers["gds int8"]["log"]
+
+
+def test_int8_without_a_number_of_states_is_refused(model):
+    pytest.importorskip("statecache.checkpoint_pool", reason="no checkpoint pool here")
+    written = refused(model, "--kv-cache-plugin", "statecache", "--statecache-int8")
+    assert "statecache: --statecache-int8 needs --statecache-int8-slots N" in written
 
 
 def test_a_bad_setting_stops_the_server_with_one_line(model):
