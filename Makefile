@@ -6,8 +6,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 RUN := $(VENV)/bin
 REPORTS := build/reports
-CXX_FILES := $(shell git ls-files 'cpp/*.h' 'cpp/*.cpp' 'tests/*.cpp' 'tests/*.h')
-CMAKE_FILES := $(shell git ls-files '*CMakeLists.txt')
+CXX_FILES := $(shell git ls-files 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.cu' 'cpp/*.cuh' 'tests/*.cpp' 'tests/*.h')
+CMAKE_FILES := $(shell git ls-files '*CMakeLists.txt' '*.cmake')
 SYSTEM_HEADERS := /usr/include/gtest/gtest.h /usr/include/benchmark/benchmark.h
 SYSTEM_PACKAGES := g++ cmake ninja-build libgtest-dev libbenchmark-dev
 
@@ -17,7 +17,7 @@ all: test
 
 test: lint test-cpp test-py tally
 
-test-quick: lint test-cpp
+test-quick: lint cpp-asan
 	$(RUN)/pytest --quick
 
 $(VENV)/.ready: pyproject.toml
@@ -45,15 +45,25 @@ lint: install
 	$(RUN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(RUN)/cmake-format --check $(CMAKE_FILES)
 	$(RUN)/mypy
+	$(PY) -m mypy.stubtest statecache._index --allowlist tests/stub_allowlist.txt
 	$(RUN)/lint-imports --no-logo
 
-test-cpp: system $(VENV)/.ready
-	cmake -S . -B build/cpp-asan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-	  -DSTATECACHE_TESTS=ON -DSTATECACHE_BENCH=ON -DSTATECACHE_SANITIZE=address,undefined
-	cmake --build build/cpp-asan
+# Plain, under AddressSanitizer with UBSan, and under ThreadSanitizer. The plain build also runs the
+# register check of the CUDA kernels.
+CPP_BUILDS := cpp-plain cpp-asan cpp-tsan
+cpp-asan: SANITIZE := address,undefined
+cpp-tsan: SANITIZE := thread
+.PHONY: $(CPP_BUILDS)
+
+$(CPP_BUILDS): system $(VENV)/.ready
+	cmake -S . -B build/$@ -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSTATECACHE_TESTS=ON \
+	  -DSTATECACHE_SANITIZE=$(SANITIZE) -DPython_EXECUTABLE=$(abspath $(PY)) >/dev/null
+	cmake --build build/$@
 	mkdir -p $(REPORTS)
-	ctest --test-dir build/cpp-asan --output-on-failure --no-tests=error \
-	  --output-junit $(abspath $(REPORTS))/cpp.xml
+	ctest --test-dir build/$@ --output-on-failure --no-tests=error \
+	  --output-junit $(abspath $(REPORTS))/$@.xml
+
+test-cpp: $(CPP_BUILDS)
 
 test-py: install
 	mkdir -p $(REPORTS)
@@ -61,7 +71,7 @@ test-py: install
 
 # Counts what really ran, by group, and fails when a group has vanished.
 tally:
-	$(PY) tests/tally.py $(REPORTS)/cpp.xml $(REPORTS)/python.xml
+	$(PY) tests/tally.py $(CPP_BUILDS:%=$(REPORTS)/%.xml) $(REPORTS)/python.xml
 
 bench: install system
 	cmake -S . -B build/cpp-bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DSTATECACHE_BENCH=ON

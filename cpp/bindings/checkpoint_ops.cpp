@@ -1,0 +1,340 @@
+#include <Python.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "statecache/checkpoint_copy.h"
+
+// Only torch's stable ABI is used: one binary serves every torch from 2.13 on, with and without
+// CUDA. Schemas and meaning: plugin/statecache/checkpoint_copies.py.
+
+namespace {
+
+using statecache::CheckpointCopy;
+using statecache::kMaxLayers;
+using statecache::RowCopy;
+using statecache::StateType;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+
+int64_t bytes_of(const Tensor& tensor, int64_t elements) {
+  return elements * static_cast<int64_t>(tensor.element_size());
+}
+
+std::byte* address(const Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
+
+// Layers of one kind of state: one tensor with a layer dimension, or a tensor for each layer.
+class Layers {
+ public:
+  Layers(const Tensors& tensors, bool stacked) : tensors_(tensors), stacked_(stacked) {
+    STD_TORCH_CHECK(!stacked || tensors.size() == 1, "statecache: one stacked tensor was expected");
+    for (const Tensor& tensor : tensors) {
+      STD_TORCH_CHECK(tensor.dim() == first().dim() &&
+                          tensor.scalar_type() == first().scalar_type() &&
+                          tensor.is_cpu() == first().is_cpu() &&
+                          tensor.get_device_index() == first().get_device_index(),
+                      "statecache: layers differ in shape, type or device");
+      for (int64_t d = 0; d < tensor.dim(); ++d) {
+        STD_TORCH_CHECK(tensor.size(d) == first().size(d) && tensor.stride(d) == first().stride(d),
+                        "statecache: layers differ in shape or strides");
+      }
+    }
+  }
+
+  const Tensor& first() const { return tensors_.front(); }
+  int64_t count() const {
+    return stacked_ ? first().size(0) : static_cast<int64_t>(tensors_.size());
+  }
+  std::byte* layer(int64_t index) const {
+    if (!stacked_) return address(tensors_[static_cast<size_t>(index)]);
+    return address(first()) + bytes_of(first(), index * first().stride(0));
+  }
+  // Of dimension `d` counted from the slot dimension.
+  int64_t size(int64_t d) const { return first().size(d + (stacked_ ? 1 : 0)); }
+  int64_t stride(int64_t d) const { return first().stride(d + (stacked_ ? 1 : 0)); }
+  int64_t stride_bytes(int64_t d) const { return bytes_of(first(), stride(d)); }
+  int64_t dim() const { return first().dim() - (stacked_ ? 1 : 0); }
+  bool on_same_device(const Tensor& other) const {
+    return other.is_cpu() == first().is_cpu() &&
+           other.get_device_index() == first().get_device_index();
+  }
+
+ private:
+  const Tensors& tensors_;
+  bool stacked_;
+};
+
+Layers temporal_layers(const Tensors& tensors) {
+  STD_TORCH_CHECK(!tensors.empty(), "statecache: no state tensor was given");
+  const Layers layers(tensors, tensors.front().dim() == 5);
+  STD_TORCH_CHECK(layers.dim() == 4, "statecache: need [layers, slots, heads, d_v, d_k]");
+  return layers;
+}
+
+const int64_t* slot_list(const Layers& state, const Tensor& slots, int64_t listed,
+                         int64_t slot_count) {
+  STD_TORCH_CHECK(slots.dim() == 1 && slots.scalar_type() == ScalarType::Long &&
+                      slots.is_contiguous() && slots.numel() == listed,
+                  "statecache: slots must be two int64 vectors of one length");
+  STD_TORCH_CHECK(state.on_same_device(slots), "statecache: slots lie on another device");
+  STD_TORCH_CHECK(listed <= 65535, "statecache: at most 65535 slots in one call");
+  const auto* list = static_cast<const int64_t*>(slots.data_ptr());
+  for (int64_t i = 0; slots.is_cpu() && i < listed; ++i) {
+    STD_TORCH_CHECK(list[i] < slot_count, "statecache: slot ", list[i], " is not below ",
+                    slot_count);
+  }
+  return list;
+}
+
+CheckpointCopy describe(const Layers& active, const Tensor& quantized, const Tensor& scale,
+                        const Tensor& active_slots, const Tensor& slots) {
+  const ScalarType type = active.first().scalar_type();
+  STD_TORCH_CHECK(
+      type == ScalarType::Float || type == ScalarType::Half || type == ScalarType::BFloat16,
+      "statecache: a temporal state is float32, float16 or bfloat16");
+  const int64_t heads = active.size(1);
+  const int64_t d_v = active.size(2);
+  const int64_t d_k = active.size(3);
+  STD_TORCH_CHECK(
+      active.stride(3) == 1 && active.stride(2) == d_k && d_k % 8 == 0 && d_v % 8 == 0,
+      "statecache: a head's state must be rows without gaps, d_v and d_k multiples of 8");
+  STD_TORCH_CHECK(quantized.dim() == 5 && quantized.scalar_type() == ScalarType::Char &&
+                      quantized.size(0) == active.count() && quantized.size(2) == heads &&
+                      quantized.size(3) == d_v && quantized.size(4) == d_k &&
+                      quantized.stride(4) == 1 && quantized.stride(3) == d_k,
+                  "statecache: the int8 states do not fit the active ones");
+  STD_TORCH_CHECK(
+      scale.dim() == 5 &&
+          scale.scalar_type() == (type == ScalarType::BFloat16 ? type : ScalarType::Float) &&
+          scale.size(0) == active.count() && scale.size(1) == quantized.size(1) &&
+          scale.size(2) == heads && scale.size(3) == 1 && scale.size(4) == d_k &&
+          scale.stride(4) == 1,
+      "statecache: the scales do not fit the states (bfloat16 for bfloat16, else float32)");
+  STD_TORCH_CHECK(active.on_same_device(quantized) && active.on_same_device(scale),
+                  "statecache: the pools lie on different devices");
+
+  CheckpointCopy copy{};
+  copy.active_slot_stride = active.stride_bytes(0);
+  copy.active_head_stride = active.stride_bytes(1);
+  copy.active_slot_count = active.size(0);
+  copy.quantized_layer_stride = quantized.stride(0);
+  copy.quantized_slot_stride = quantized.stride(1);
+  copy.quantized_head_stride = quantized.stride(2);
+  copy.scale_layer_stride = bytes_of(scale, scale.stride(0));
+  copy.scale_slot_stride = bytes_of(scale, scale.stride(1));
+  copy.scale_head_stride = bytes_of(scale, scale.stride(2));
+  copy.checkpoint_slot_count = quantized.size(1);
+  const int64_t listed = active_slots.numel();
+  copy.active_slots = slot_list(active, active_slots, listed, copy.active_slot_count);
+  copy.checkpoint_slots = slot_list(active, slots, listed, copy.checkpoint_slot_count);
+  copy.listed = static_cast<int32_t>(listed);
+  copy.heads = static_cast<int32_t>(heads);
+  copy.d_v = static_cast<int32_t>(d_v);
+  copy.d_k = static_cast<int32_t>(d_k);
+  copy.type = type == ScalarType::Float  ? StateType::kFloat32
+              : type == ScalarType::Half ? StateType::kFloat16
+                                         : StateType::kBfloat16;
+  return copy;
+}
+
+// Calls `launch` with all layers, at most kMaxLayers at a time.
+template <typename Launch>
+void for_layers(CheckpointCopy copy, const Layers& active, const Tensor& quantized,
+                const Tensor& scale, const Launch& launch) {
+  if (copy.listed == 0 || copy.heads == 0 || copy.d_v == 0 || copy.d_k == 0) return;
+  for (int64_t begin = 0; begin < active.count(); begin += kMaxLayers) {
+    const int64_t layers = std::min<int64_t>(kMaxLayers, active.count() - begin);
+    for (int64_t l = 0; l < layers; ++l) copy.active[l] = active.layer(begin + l);
+    copy.quantized = address(quantized) + begin * copy.quantized_layer_stride;
+    copy.scale = address(scale) + begin * copy.scale_layer_stride;
+    copy.layers = static_cast<int32_t>(layers);
+    launch(copy);
+  }
+}
+
+template <typename Launch>
+void store(const Tensors& active_tensors, const Tensor& quantized, const Tensor& scale,
+           const Tensor& report, const Tensor& active_slots, const Tensor& slots,
+           const Launch& launch) {
+  const Layers active = temporal_layers(active_tensors);
+  CheckpointCopy copy = describe(active, quantized, scale, active_slots, slots);
+  STD_TORCH_CHECK(report.dim() == 1 && report.scalar_type() == ScalarType::Int &&
+                      report.is_contiguous() && report.numel() == copy.listed &&
+                      active.on_same_device(report),
+                  "statecache: the report must be an int32 vector, one entry a listed slot");
+  copy.report = static_cast<int32_t*>(report.data_ptr());
+  for_layers(copy, active, quantized, scale, launch);
+}
+
+template <typename Launch>
+void load(const Tensor& quantized, const Tensor& scale, const Tensors& active_tensors,
+          const Tensor& slots, const Tensor& active_slots, const Launch& launch) {
+  const Layers active = temporal_layers(active_tensors);
+  for_layers(describe(active, quantized, scale, active_slots, slots), active, quantized, scale,
+             launch);
+}
+
+template <typename Launch>
+void move(const Tensor& source_tensor, const Tensor& target_tensor, const Tensor& source_slots,
+          const Tensor& target_slots, int64_t slot_dim, const Launch& launch) {
+  STD_TORCH_CHECK(slot_dim == 0 || slot_dim == 1, "statecache: slots are dimension 0 or 1");
+  const Tensors sources{source_tensor};
+  const Tensors targets{target_tensor};
+  const Layers source(sources, slot_dim == 1);
+  const Layers target(targets, slot_dim == 1);
+  STD_TORCH_CHECK(source_tensor.dim() == target_tensor.dim() && source.dim() >= 1 &&
+                      source_tensor.scalar_type() == target_tensor.scalar_type() &&
+                      source.on_same_device(target_tensor),
+                  "statecache: source and target differ in shape, type or device");
+  int64_t row = 1;
+  for (int64_t d = source.dim() - 1; d > 0; --d) {
+    STD_TORCH_CHECK(source.size(d) == target.size(d), "statecache: rows differ in shape");
+    STD_TORCH_CHECK(source.size(d) == 1 || (source.stride(d) == row && target.stride(d) == row),
+                    "statecache: a row must be without gaps");
+    row *= source.size(d);
+  }
+  const int64_t layers = slot_dim == 1 ? source_tensor.size(0) : 1;
+  STD_TORCH_CHECK(slot_dim == 0 || target_tensor.size(0) == layers,
+                  "statecache: source and target differ in layers");
+
+  RowCopy copy{};
+  copy.source_slot_stride = source.stride_bytes(0);
+  copy.target_slot_stride = target.stride_bytes(0);
+  copy.source_slot_count = source.size(0);
+  copy.target_slot_count = target.size(0);
+  const int64_t listed = source_slots.numel();
+  copy.source_slots = slot_list(source, source_slots, listed, copy.source_slot_count);
+  copy.target_slots = slot_list(source, target_slots, listed, copy.target_slot_count);
+  copy.row_bytes = bytes_of(source_tensor, row);
+  copy.listed = static_cast<int32_t>(listed);
+  if (listed == 0 || copy.row_bytes == 0) return;
+  for (int64_t begin = 0; begin < layers; begin += kMaxLayers) {
+    const int64_t count = std::min<int64_t>(kMaxLayers, layers - begin);
+    for (int64_t l = 0; l < count; ++l) {
+      copy.source[l] = source.layer(begin + l);
+      copy.target[l] = target.layer(begin + l);
+    }
+    copy.layers = static_cast<int32_t>(count);
+    launch(copy);
+  }
+}
+
+template <typename Copy, typename Tiles>
+void run_tiles(const Copy& copy, const Tiles& tiles) {
+  torch::stable::parallel_for(0, statecache::tile_count(copy), 1,
+                              [&](int64_t first, int64_t last) { tiles(copy, first, last); });
+}
+
+void store_cpu(const Tensors active, Tensor quantized, Tensor scale, Tensor report,
+               const Tensor active_slots, const Tensor slots) {
+  store(active, quantized, scale, report, active_slots, slots, [](const CheckpointCopy& copy) {
+    run_tiles(copy, [](const CheckpointCopy& c, int64_t first, int64_t last) {
+      statecache::quantize_tiles(c, first, last);
+    });
+  });
+}
+
+void load_cpu(const Tensor quantized, const Tensor scale, Tensors active, const Tensor slots,
+              const Tensor active_slots) {
+  load(quantized, scale, active, slots, active_slots, [](const CheckpointCopy& copy) {
+    run_tiles(copy, [](const CheckpointCopy& c, int64_t first, int64_t last) {
+      statecache::dequantize_tiles(c, first, last);
+    });
+  });
+}
+
+void move_cpu(const Tensor source, Tensor target, const Tensor source_slots,
+              const Tensor target_slots, int64_t slot_dim) {
+  move(source, target, source_slots, target_slots, slot_dim,
+       [](const RowCopy& copy) { run_tiles(copy, statecache::copy_tiles); });
+}
+
+#ifdef STATECACHE_WITH_CUDA
+template <typename Copy>
+auto launcher(int (*kernel)(const Copy&, void*), const Tensor& on) {
+  return [kernel, &on](const Copy& copy) {
+    const auto stream = torch::stable::accelerator::getCurrentStream(on.get_device_index());
+    const int error = kernel(copy, stream.nativeHandle());
+    STD_TORCH_CHECK(error == 0, "statecache: ", statecache::cuda_error_text(error));
+  };
+}
+
+void store_cuda(const Tensors active, Tensor quantized, Tensor scale, Tensor report,
+                const Tensor active_slots, const Tensor slots) {
+  const torch::stable::accelerator::DeviceGuard guard(quantized.get_device_index());
+  store(active, quantized, scale, report, active_slots, slots,
+        launcher(statecache::quantize_cuda, quantized));
+}
+
+void load_cuda(const Tensor quantized, const Tensor scale, Tensors active, const Tensor slots,
+               const Tensor active_slots) {
+  const torch::stable::accelerator::DeviceGuard guard(quantized.get_device_index());
+  load(quantized, scale, active, slots, active_slots,
+       launcher(statecache::dequantize_cuda, quantized));
+}
+
+void move_cuda(const Tensor source, Tensor target, const Tensor source_slots,
+               const Tensor target_slots, int64_t slot_dim) {
+  const torch::stable::accelerator::DeviceGuard guard(source.get_device_index());
+  move(source, target, source_slots, target_slots, slot_dim,
+       launcher(statecache::copy_cuda, source));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(statecache, CUDA, m) {
+  m.impl("checkpoint_store", TORCH_BOX(&store_cuda));
+  m.impl("checkpoint_load", TORCH_BOX(&load_cuda));
+  m.impl("checkpoint_move", TORCH_BOX(&move_cuda));
+}
+#endif
+
+STABLE_TORCH_LIBRARY(statecache, m) {
+  m.def(
+      "checkpoint_store(Tensor[] active, Tensor(a!) quantized, Tensor(b!) scale,"
+      " Tensor(c!) report, Tensor active_slots, Tensor slots) -> ()");
+  m.def(
+      "checkpoint_load(Tensor quantized, Tensor scale, Tensor(a!)[] active, Tensor slots,"
+      " Tensor active_slots) -> ()");
+  m.def(
+      "checkpoint_move(Tensor source, Tensor(a!) target, Tensor source_slots,"
+      " Tensor target_slots, int slot_dim) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(statecache, CPU, m) {
+  m.impl("checkpoint_store", TORCH_BOX(&store_cpu));
+  m.impl("checkpoint_load", TORCH_BOX(&load_cpu));
+  m.impl("checkpoint_move", TORCH_BOX(&move_cpu));
+}
+
+#ifdef STATECACHE_WITH_CUDA
+constexpr long kWithCuda = 1;
+#else
+constexpr long kWithCuda = 0;
+#endif
+
+PyModuleDef module_definition = {PyModuleDef_HEAD_INIT,
+                                 "_checkpoint_ops",
+                                 nullptr,
+                                 -1,
+                                 nullptr,
+                                 nullptr,
+                                 nullptr,
+                                 nullptr,
+                                 nullptr};
+
+}  // namespace
+
+// Importing the module registers the operators; libtorch must be loaded already.
+PyMODINIT_FUNC PyInit__checkpoint_ops() {
+  PyObject* module = PyModule_Create(&module_definition);
+  if (module != nullptr) PyModule_AddIntConstant(module, "with_cuda", kWithCuda);
+  return module;
+}

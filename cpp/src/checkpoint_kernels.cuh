@@ -1,0 +1,603 @@
+#ifndef STATECACHE_CHECKPOINT_KERNELS_CUH_
+#define STATECACHE_CHECKPOINT_KERNELS_CUH_
+
+#include <cstdint>
+
+// The tests compile this file for the CPU, against an emulator of what it uses of CUDA.
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#else
+#include "cuda_emulator.h"
+#endif
+
+#include "statecache/checkpoint_copy.h"
+
+namespace statecache::kernels {
+
+inline constexpr int kThreads = 256;
+inline constexpr int kWarp = 32;
+inline constexpr int kWarps = kThreads / kWarp;
+inline constexpr unsigned kAllLanes = 0xffffffffU;
+
+// One state type: a 32-bit word holds one float or two 16-bit elements.
+template <StateType kType>
+struct Element {
+  static constexpr int kBytes = kType == StateType::kFloat32 ? 4 : 2;
+  static constexpr int kPerWord = 4 / kBytes;
+  static constexpr int kScaleBytes = kType == StateType::kBfloat16 ? 2 : 4;
+  static constexpr uint32_t kMagnitude = kBytes == 4 ? 0x7fffffffU : 0x7fff7fffU;
+
+  // Element `i` of a word.
+  static __device__ __forceinline__ float load(uint32_t word, int i) {
+    if constexpr (kType == StateType::kFloat32) {
+      return __uint_as_float(word);
+    } else if constexpr (kType == StateType::kBfloat16) {
+      return __uint_as_float(i == 0 ? word << 16 : word & 0xffff0000U);
+    } else {
+      return __half2float(__ushort_as_half(static_cast<unsigned short>(word >> (16 * i))));
+    }
+  }
+  static __device__ __forceinline__ uint32_t pack(float low, float high) {
+    if constexpr (kType == StateType::kFloat32) {
+      return __float_as_uint(low);
+    } else if constexpr (kType == StateType::kBfloat16) {
+      const uint32_t high_bits = __bfloat16_as_ushort(__float2bfloat16_rn(high));
+      return __bfloat16_as_ushort(__float2bfloat16_rn(low)) | high_bits << 16;
+    } else {
+      const uint32_t high_bits = __half_as_ushort(__float2half_rn(high));
+      return __half_as_ushort(__float2half_rn(low)) | high_bits << 16;
+    }
+  }
+  // Of magnitudes as integers: a NaN is larger than anything.
+  static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
+    if constexpr (kBytes == 4) {
+      return a > b ? a : b;
+    } else {
+      return __vmaxu2(a, b);
+    }
+  }
+  // The scale of a column as it is stored, widened again.
+  static __device__ __forceinline__ float scale_of(float magnitude) {
+    const float scale = __fdiv_rn(magnitude < 1e-8F ? 1e-8F : magnitude, 127.0F);
+    if constexpr (kScaleBytes == 4) return scale;
+    return load(pack(scale, scale), 0);
+  }
+  static __device__ __forceinline__ bool comes_back_finite(float scale) {
+    const float top = __fmul_rn(127.0F, scale);
+    const float rounded = load(pack(top, top), 0);
+    return (__float_as_uint(rounded) & 0x7f800000U) != 0x7f800000U;
+  }
+};
+
+// The integer nearest to the quotient x / scale, in the low byte. Markstein's division: `inverse`
+// is 1 / scale rounded. See checkpoint_copy_cpu.cpp.
+__device__ __forceinline__ uint32_t nearest_level(float x, float scale, float inverse) {
+  const float guess = __fmul_rn(x, inverse);
+  const float quotient = __fmaf_rn(__fmaf_rn(-scale, guess, x), inverse, guess);
+  return __float_as_uint(__fadd_rn(quotient, 12582912.0F));
+}
+
+// Low bytes of four words, in order.
+__device__ __forceinline__ uint32_t pack_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+}
+
+// Signed byte `i` of a word as a float, without an integer conversion.
+__device__ __forceinline__ float byte_to_float(uint32_t word, int i) {
+  const uint32_t bits = __byte_perm(word ^ 0x80808080U, 0x4b000000U, 0x7650U + i);
+  return __fadd_rn(__uint_as_float(bits), -8388736.0F);
+}
+
+struct Pair {
+  int64_t active_slot;
+  int64_t checkpoint_slot;
+
+  static __device__ __forceinline__ Pair at(const CheckpointCopy& copy, int listed) {
+    return {copy.active_slots[listed], copy.checkpoint_slots[listed]};
+  }
+  __device__ __forceinline__ bool is_valid(const CheckpointCopy& copy) const {
+    return active_slot >= 0 && active_slot < copy.active_slot_count && checkpoint_slot >= 0 &&
+           checkpoint_slot < copy.checkpoint_slot_count;
+  }
+  __device__ __forceinline__ char* active(const CheckpointCopy& copy, int layer, int head) const {
+    return static_cast<char*>(copy.active[layer]) + active_slot * copy.active_slot_stride +
+           head * copy.active_head_stride;
+  }
+  __device__ __forceinline__ char* quantized(const CheckpointCopy& copy, int layer,
+                                             int head) const {
+    return static_cast<char*>(copy.quantized) + layer * copy.quantized_layer_stride +
+           checkpoint_slot * copy.quantized_slot_stride + head * copy.quantized_head_stride;
+  }
+  __device__ __forceinline__ char* scale(const CheckpointCopy& copy, int layer, int head) const {
+    return static_cast<char*>(copy.scale) + layer * copy.scale_layer_stride +
+           checkpoint_slot * copy.scale_slot_stride + head * copy.scale_head_stride;
+  }
+};
+
+// Among kLanes neighbouring lanes, each with kLanes rows of 16 / kLanes bytes: lane j ends with the
+// 16 bytes of row j. `undo` is the inverse.
+template <int kLanes>
+struct Exchange;
+
+template <>
+struct Exchange<2> {
+  static __device__ __forceinline__ uint4 apply(const uint32_t (&rows)[2][2], int lane) {
+    const bool odd = lane & 1;
+    const uint32_t a = __shfl_xor_sync(kAllLanes, odd ? rows[0][0] : rows[1][0], 1);
+    const uint32_t b = __shfl_xor_sync(kAllLanes, odd ? rows[0][1] : rows[1][1], 1);
+    return odd ? make_uint4(a, b, rows[1][0], rows[1][1])
+               : make_uint4(rows[0][0], rows[0][1], a, b);
+  }
+  static __device__ __forceinline__ void undo(uint4 row, uint32_t (&rows)[2][2], int lane) {
+    const bool odd = lane & 1;
+    const uint32_t a = __shfl_xor_sync(kAllLanes, odd ? row.x : row.z, 1);
+    const uint32_t b = __shfl_xor_sync(kAllLanes, odd ? row.y : row.w, 1);
+    rows[0][0] = odd ? a : row.x;
+    rows[0][1] = odd ? b : row.y;
+    rows[1][0] = odd ? row.z : a;
+    rows[1][1] = odd ? row.w : b;
+  }
+};
+
+template <>
+struct Exchange<4> {  // a transposition, its own inverse
+  static __device__ __forceinline__ void swap(uint32_t& low, uint32_t& high, int lane, int with) {
+    const bool upper = lane & with;
+    const uint32_t got = __shfl_xor_sync(kAllLanes, upper ? low : high, with);
+    low = upper ? got : low;
+    high = upper ? high : got;
+  }
+  static __device__ __forceinline__ uint4 transpose(uint4 words, int lane) {
+    swap(words.x, words.y, lane, 1);
+    swap(words.z, words.w, lane, 1);
+    swap(words.x, words.z, lane, 2);
+    swap(words.y, words.w, lane, 2);
+    return words;
+  }
+  static __device__ __forceinline__ uint4 apply(const uint32_t (&rows)[4][1], int lane) {
+    return transpose(make_uint4(rows[0][0], rows[1][0], rows[2][0], rows[3][0]), lane);
+  }
+  static __device__ __forceinline__ void undo(uint4 row, uint32_t (&rows)[4][1], int lane) {
+    const uint4 words = transpose(row, lane);
+    rows[0][0] = words.x;
+    rows[1][0] = words.y;
+    rows[2][0] = words.z;
+    rows[3][0] = words.w;
+  }
+};
+
+// How a block of 256 threads covers 256 bytes of each row of one matrix: a thread holds 16 bytes of
+// every kRowStep-th row, all of the tile stays in registers.
+template <StateType kType, int kDv, int kDk>
+struct Tile {
+  using E = Element<kType>;
+  static constexpr int kVector = 16 / E::kBytes;  // elements in 16 bytes
+  static constexpr int kColumns = 256 / E::kBytes < kDk ? 256 / E::kBytes : kDk;
+  static constexpr int kTiles = kDk / kColumns;
+  static constexpr int kLanesPerRow = kColumns / kVector;
+  static constexpr int kRowStep = kThreads / kLanesPerRow;
+  static constexpr int kRows = kDv / kRowStep;  // held by a thread
+  static constexpr int kShare = 16 / kVector;   // lanes of one 16-byte int8 access
+  static constexpr int kWords = kColumns / E::kPerWord;
+  static_assert(kDv % kRowStep == 0 && kRows % kShare == 0 && kRows >= kShare);
+  static_assert(kWarp % kLanesPerRow == 0, "a row must not straddle warps");
+};
+
+// Grid: (heads * Tile::kTiles, listed, layers).
+template <StateType kType, int kDv, int kDk>
+__global__ void __launch_bounds__(kThreads)
+    quantize_tile(const __grid_constant__ CheckpointCopy copy) {
+  using E = Element<kType>;
+  using T = Tile<kType, kDv, kDk>;
+  __shared__ uint32_t largest[kWarps][T::kWords];
+  __shared__ float scales[T::kColumns];
+  __shared__ float inverses[T::kColumns];
+
+  const int tile = static_cast<int>(blockIdx.x) % T::kTiles;
+  const int head = static_cast<int>(blockIdx.x) / T::kTiles;
+  const int listed = static_cast<int>(blockIdx.y);
+  const int layer = static_cast<int>(blockIdx.z);
+  const Pair pair = Pair::at(copy, listed);
+  if (!pair.is_valid(copy)) return;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % kWarp;
+  const int warp = thread / kWarp;
+  const int vector = thread % T::kLanesPerRow;
+  const int first_row = thread / T::kLanesPerRow;
+
+  const char* from = pair.active(copy, layer, head) + tile * T::kColumns * E::kBytes;
+  uint4 held[T::kRows];
+#pragma unroll
+  for (int i = 0; i < T::kRows; ++i) {
+    const int64_t row = i * T::kRowStep + first_row;
+    held[i] = __ldcs(reinterpret_cast<const uint4*>(from + row * kDk * E::kBytes) + vector);
+  }
+
+  uint4 most = make_uint4(0, 0, 0, 0);
+#pragma unroll
+  for (int i = 0; i < T::kRows; ++i) {
+    most.x = E::larger(most.x, held[i].x & E::kMagnitude);
+    most.y = E::larger(most.y, held[i].y & E::kMagnitude);
+    most.z = E::larger(most.z, held[i].z & E::kMagnitude);
+    most.w = E::larger(most.w, held[i].w & E::kMagnitude);
+  }
+#pragma unroll
+  for (int with = T::kLanesPerRow; with < kWarp; with *= 2) {
+    most.x = E::larger(most.x, __shfl_xor_sync(kAllLanes, most.x, with));
+    most.y = E::larger(most.y, __shfl_xor_sync(kAllLanes, most.y, with));
+    most.z = E::larger(most.z, __shfl_xor_sync(kAllLanes, most.z, with));
+    most.w = E::larger(most.w, __shfl_xor_sync(kAllLanes, most.w, with));
+  }
+  if (lane < T::kLanesPerRow) {
+    uint32_t* words = &largest[warp][vector * 4];
+    words[0] = most.x;
+    words[1] = most.y;
+    words[2] = most.z;
+    words[3] = most.w;
+  }
+  __syncthreads();
+
+  if (thread < T::kWords) {
+    uint32_t word = largest[0][thread];
+#pragma unroll
+    for (int i = 1; i < kWarps; ++i) word = E::larger(word, largest[i][thread]);
+    char* to = pair.scale(copy, layer, head) + tile * T::kColumns * E::kScaleBytes;
+    bool finite = true;
+    float scale[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < E::kPerWord; ++i) {
+      const int column = thread * E::kPerWord + i;
+      scale[i] = E::scale_of(E::load(word, i));
+      finite = finite && E::comes_back_finite(scale[i]);
+      scales[column] = scale[i];
+      inverses[column] = __frcp_rn(scale[i]);
+      if constexpr (E::kScaleBytes == 4) reinterpret_cast<float*>(to)[column] = scale[i];
+    }
+    if constexpr (E::kScaleBytes == 2) {
+      reinterpret_cast<uint32_t*>(to)[thread] = E::pack(scale[0], scale[1]);
+    }
+    if (!finite) atomicOr(copy.report + listed, kNonFinite);
+    if (thread == 0 && blockIdx.x == 0 && layer == 0) atomicOr(copy.report + listed, kStored);
+  }
+  __syncthreads();
+
+  float scale[T::kVector];
+  float inverse[T::kVector];
+#pragma unroll
+  for (int i = 0; i < T::kVector; ++i) {
+    scale[i] = scales[vector * T::kVector + i];
+    inverse[i] = inverses[vector * T::kVector + i];
+  }
+  char* to = pair.quantized(copy, layer, head) + tile * T::kColumns;
+#pragma unroll
+  for (int i = 0; i < T::kRows; i += T::kShare) {
+    uint32_t rows[T::kShare][T::kVector / 4];
+#pragma unroll
+    for (int j = 0; j < T::kShare; ++j) {
+      const uint32_t words[4] = {held[i + j].x, held[i + j].y, held[i + j].z, held[i + j].w};
+      uint32_t levels[T::kVector];
+#pragma unroll
+      for (int k = 0; k < T::kVector; ++k) {
+        levels[k] =
+            nearest_level(E::load(words[k / E::kPerWord], k % E::kPerWord), scale[k], inverse[k]);
+      }
+#pragma unroll
+      for (int k = 0; k < T::kVector; k += 4) {
+        rows[j][k / 4] = pack_bytes(levels[k], levels[k + 1], levels[k + 2], levels[k + 3]);
+      }
+    }
+    const uint4 out = Exchange<T::kShare>::apply(rows, lane);
+    const int64_t row = (i + vector % T::kShare) * T::kRowStep + first_row;
+    __stcs(reinterpret_cast<uint4*>(to + row * kDk) + vector / T::kShare, out);
+  }
+}
+
+// Grid: (heads * Tile::kTiles, listed, layers).
+template <StateType kType, int kDv, int kDk>
+__global__ void __launch_bounds__(kThreads)
+    dequantize_tile(const __grid_constant__ CheckpointCopy copy) {
+  using E = Element<kType>;
+  using T = Tile<kType, kDv, kDk>;
+  const int tile = static_cast<int>(blockIdx.x) % T::kTiles;
+  const int head = static_cast<int>(blockIdx.x) / T::kTiles;
+  const int layer = static_cast<int>(blockIdx.z);
+  const Pair pair = Pair::at(copy, static_cast<int>(blockIdx.y));
+  if (!pair.is_valid(copy)) return;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % kWarp;
+  const int vector = thread % T::kLanesPerRow;
+  const int first_row = thread / T::kLanesPerRow;
+
+  const char* from = pair.quantized(copy, layer, head) + tile * T::kColumns;
+  uint4 held[T::kRows / T::kShare];
+#pragma unroll
+  for (int i = 0; i < T::kRows; i += T::kShare) {
+    const int64_t row = (i + vector % T::kShare) * T::kRowStep + first_row;
+    held[i / T::kShare] =
+        __ldcs(reinterpret_cast<const uint4*>(from + row * kDk) + vector / T::kShare);
+  }
+
+  const char* scales = pair.scale(copy, layer, head) + tile * T::kColumns * E::kScaleBytes;
+  constexpr int kScaleWords = T::kVector * E::kScaleBytes / 4;
+  float scale[T::kVector];
+#pragma unroll
+  for (int i = 0; i < kScaleWords; i += 4) {
+    const uint4 four = reinterpret_cast<const uint4*>(scales)[vector * (kScaleWords / 4) + i / 4];
+    const uint32_t words[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if constexpr (E::kScaleBytes == 4) {
+        scale[i + j] = __uint_as_float(words[j]);
+      } else {
+        scale[2 * (i + j)] = E::load(words[j], 0);
+        scale[2 * (i + j) + 1] = E::load(words[j], 1);
+      }
+    }
+  }
+
+  char* to = pair.active(copy, layer, head) + tile * T::kColumns * E::kBytes;
+#pragma unroll
+  for (int i = 0; i < T::kRows; i += T::kShare) {
+    uint32_t rows[T::kShare][T::kVector / 4];
+    Exchange<T::kShare>::undo(held[i / T::kShare], rows, lane);
+#pragma unroll
+    for (int j = 0; j < T::kShare; ++j) {
+      uint32_t words[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        float x[2] = {0, 0};
+#pragma unroll
+        for (int m = 0; m < E::kPerWord; ++m) {
+          const int column = k * E::kPerWord + m;
+          x[m] = __fmul_rn(byte_to_float(rows[j][column / 4], column % 4), scale[column]);
+        }
+        words[k] = E::pack(x[0], x[1]);
+      }
+      const int64_t row = (i + j) * T::kRowStep + first_row;
+      __stcs(reinterpret_cast<uint4*>(to + row * kDk * E::kBytes) + vector,
+             make_uint4(words[0], words[1], words[2], words[3]));
+    }
+  }
+}
+
+// The general path: any d_v, any even d_k, any alignment. A thread has two columns of 32 of the
+// tile and every 16th row. Grid: (heads * tiles of 32 columns, listed, layers).
+inline constexpr int kGeneralColumns = 32;
+inline constexpr int kGeneralRowStep = kThreads * 2 / kGeneralColumns;
+
+// Two neighbouring elements, as words as wide as Element says.
+template <StateType kType>
+__device__ __forceinline__ void read_two(const char* from, float (&x)[2]) {
+  using E = Element<kType>;
+  for (int i = 0; i < 2; ++i) {
+    if constexpr (E::kBytes == 4) {
+      x[i] = E::load(reinterpret_cast<const uint32_t*>(from)[i], 0);
+    } else {
+      x[i] = E::load(reinterpret_cast<const uint16_t*>(from)[i], 0);
+    }
+  }
+}
+
+template <StateType kType>
+__device__ __forceinline__ void write_one(char* to, int64_t at, float x) {
+  if constexpr (Element<kType>::kBytes == 4) {
+    reinterpret_cast<uint32_t*>(to)[at] = Element<kType>::pack(x, 0);
+  } else {
+    reinterpret_cast<uint16_t*>(to)[at] = static_cast<uint16_t>(Element<kType>::pack(x, 0));
+  }
+}
+
+template <StateType kType>
+inline constexpr StateType kScaleType =
+    kType == StateType::kBfloat16 ? StateType::kBfloat16 : StateType::kFloat32;
+
+template <StateType kType>
+__global__ void __launch_bounds__(kThreads)
+    quantize_general(const __grid_constant__ CheckpointCopy copy) {
+  using E = Element<kType>;
+  __shared__ float largest[kGeneralRowStep][kGeneralColumns];
+  __shared__ float scales[kGeneralColumns];
+
+  const int tiles = (copy.d_k + kGeneralColumns - 1) / kGeneralColumns;
+  const int tile = static_cast<int>(blockIdx.x) % tiles;
+  const int head = static_cast<int>(blockIdx.x) / tiles;
+  const int listed = static_cast<int>(blockIdx.y);
+  const int layer = static_cast<int>(blockIdx.z);
+  const Pair pair = Pair::at(copy, listed);
+  if (!pair.is_valid(copy)) return;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int local = thread % (kGeneralColumns / 2) * 2;
+  const int column = tile * kGeneralColumns + local;
+  const int first_row = thread / (kGeneralColumns / 2);
+  const bool inside = column < copy.d_k;
+  const char* from = pair.active(copy, layer, head) + static_cast<int64_t>(column) * E::kBytes;
+
+  // Magnitudes of floats order as their bits do, NaN above all.
+  uint32_t most[2] = {0, 0};
+  for (int row = first_row; inside && row < copy.d_v; row += kGeneralRowStep) {
+    float x[2];
+    read_two<kType>(from + static_cast<int64_t>(row) * copy.d_k * E::kBytes, x);
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t magnitude = __float_as_uint(x[i]) & 0x7fffffffU;
+      most[i] = magnitude > most[i] ? magnitude : most[i];
+    }
+  }
+  largest[first_row][local] = __uint_as_float(most[0]);
+  largest[first_row][local + 1] = __uint_as_float(most[1]);
+  __syncthreads();
+
+  if (thread < kGeneralColumns && tile * kGeneralColumns + thread < copy.d_k) {
+    uint32_t magnitude = 0;
+    for (int i = 0; i < kGeneralRowStep; ++i) {
+      const uint32_t other = __float_as_uint(largest[i][thread]);
+      magnitude = other > magnitude ? other : magnitude;
+    }
+    const float scale = E::scale_of(__uint_as_float(magnitude));
+    scales[thread] = scale;
+    write_one<kScaleType<kType>>(pair.scale(copy, layer, head), tile * kGeneralColumns + thread,
+                                 scale);
+    if (!E::comes_back_finite(scale)) atomicOr(copy.report + listed, kNonFinite);
+    if (thread == 0 && blockIdx.x == 0 && layer == 0) atomicOr(copy.report + listed, kStored);
+  }
+  __syncthreads();
+
+  if (!inside) return;
+  const float scale[2] = {scales[local], scales[local + 1]};
+  const float inverse[2] = {__frcp_rn(scale[0]), __frcp_rn(scale[1])};
+  char* to = pair.quantized(copy, layer, head) + column;
+  for (int row = first_row; row < copy.d_v; row += kGeneralRowStep) {
+    float x[2];
+    read_two<kType>(from + static_cast<int64_t>(row) * copy.d_k * E::kBytes, x);
+    for (int i = 0; i < 2; ++i) {
+      to[static_cast<int64_t>(row) * copy.d_k + i] =
+          static_cast<char>(nearest_level(x[i], scale[i], inverse[i]));
+    }
+  }
+}
+
+template <StateType kType>
+__global__ void __launch_bounds__(kThreads)
+    dequantize_general(const __grid_constant__ CheckpointCopy copy) {
+  const int tiles = (copy.d_k + kGeneralColumns - 1) / kGeneralColumns;
+  const int tile = static_cast<int>(blockIdx.x) % tiles;
+  const int head = static_cast<int>(blockIdx.x) / tiles;
+  const int layer = static_cast<int>(blockIdx.z);
+  const Pair pair = Pair::at(copy, static_cast<int>(blockIdx.y));
+  if (!pair.is_valid(copy)) return;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int column = tile * kGeneralColumns + thread % (kGeneralColumns / 2) * 2;
+  if (column >= copy.d_k) return;
+
+  float scale[2];
+  read_two<kScaleType<kType>>(pair.scale(copy, layer, head) + column * Element<kType>::kScaleBytes,
+                              scale);
+  const char* from = pair.quantized(copy, layer, head) + column;
+  char* to = pair.active(copy, layer, head);
+  for (int row = thread / (kGeneralColumns / 2); row < copy.d_v; row += kGeneralRowStep) {
+    const int64_t at = static_cast<int64_t>(row) * copy.d_k;
+    for (int i = 0; i < 2; ++i) {
+      const float level = static_cast<float>(static_cast<signed char>(from[at + i]));
+      write_one<kType>(to, at + column + i, __fmul_rn(level, scale[i]));
+    }
+  }
+}
+
+// Grid: (blocks a row, listed, layers). `Word` divides every address, stride and row.
+template <typename Word>
+__global__ void __launch_bounds__(kThreads) copy_rows(const __grid_constant__ RowCopy copy) {
+  const int layer = static_cast<int>(blockIdx.z);
+  const int64_t source_slot = copy.source_slots[blockIdx.y];
+  const int64_t target_slot = copy.target_slots[blockIdx.y];
+  if (source_slot < 0 || source_slot >= copy.source_slot_count || target_slot < 0 ||
+      target_slot >= copy.target_slot_count) {
+    return;
+  }
+  const auto* from = reinterpret_cast<const Word*>(static_cast<const char*>(copy.source[layer]) +
+                                                   source_slot * copy.source_slot_stride);
+  auto* to = reinterpret_cast<Word*>(static_cast<char*>(copy.target[layer]) +
+                                     target_slot * copy.target_slot_stride);
+  const int64_t words = copy.row_bytes / static_cast<int64_t>(sizeof(Word));
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < words;
+       i += step) {
+    to[i] = from[i];
+  }
+}
+
+// Everything below chooses a kernel and its grid. `Launcher` runs one:
+// int operator()(kernel, dim3 grid, const Copy&).
+
+inline bool is_aligned(const CheckpointCopy& copy) {
+  uint64_t bits = static_cast<uint64_t>(copy.active_slot_stride | copy.active_head_stride |
+                                        copy.quantized_layer_stride | copy.quantized_slot_stride |
+                                        copy.quantized_head_stride | copy.scale_layer_stride |
+                                        copy.scale_slot_stride | copy.scale_head_stride) |
+                  reinterpret_cast<uintptr_t>(copy.quantized) |
+                  reinterpret_cast<uintptr_t>(copy.scale);
+  for (int l = 0; l < copy.layers; ++l) bits |= reinterpret_cast<uintptr_t>(copy.active[l]);
+  return bits % 16 == 0;
+}
+
+template <bool kStore, StateType kType, int kDv, int kDk, typename Launcher>
+int launch_tile(const CheckpointCopy& copy, const Launcher& launcher) {
+  const dim3 grid(static_cast<unsigned>(copy.heads * Tile<kType, kDv, kDk>::kTiles),
+                  static_cast<unsigned>(copy.listed), static_cast<unsigned>(copy.layers));
+  if constexpr (kStore) {
+    return launcher(quantize_tile<kType, kDv, kDk>, grid, copy);
+  } else {
+    return launcher(dequantize_tile<kType, kDv, kDk>, grid, copy);
+  }
+}
+
+template <bool kStore, StateType kType, typename Launcher>
+int launch_general(const CheckpointCopy& copy, const Launcher& launcher) {
+  const int tiles = (copy.d_k + kGeneralColumns - 1) / kGeneralColumns;
+  const dim3 grid(static_cast<unsigned>(copy.heads * tiles), static_cast<unsigned>(copy.listed),
+                  static_cast<unsigned>(copy.layers));
+  if constexpr (kStore) {
+    return launcher(quantize_general<kType>, grid, copy);
+  } else {
+    return launcher(dequantize_general<kType>, grid, copy);
+  }
+}
+
+template <bool kStore, StateType kType, int kDv, typename Launcher>
+int launch_for_rows(const CheckpointCopy& copy, const Launcher& launcher) {
+  if (copy.d_k == 64) return launch_tile<kStore, kType, kDv, 64>(copy, launcher);
+  if (copy.d_k == 128) return launch_tile<kStore, kType, kDv, 128>(copy, launcher);
+  if (copy.d_k == 256) return launch_tile<kStore, kType, kDv, 256>(copy, launcher);
+  return launch_general<kStore, kType>(copy, launcher);
+}
+
+template <bool kStore, StateType kType, typename Launcher>
+int launch_for_type(const CheckpointCopy& copy, const Launcher& launcher) {
+  if (is_aligned(copy)) {
+    if (copy.d_v == 64) return launch_for_rows<kStore, kType, 64>(copy, launcher);
+    if (copy.d_v == 128) return launch_for_rows<kStore, kType, 128>(copy, launcher);
+    if (copy.d_v == 256) return launch_for_rows<kStore, kType, 256>(copy, launcher);
+  }
+  return launch_general<kStore, kType>(copy, launcher);
+}
+
+template <bool kStore, typename Launcher>
+int launch(const CheckpointCopy& copy, const Launcher& launcher) {
+  if (copy.layers == 0 || copy.listed == 0 || copy.heads == 0) return 0;
+  switch (copy.type) {
+    case StateType::kFloat32:
+      break;
+    case StateType::kFloat16:
+      return launch_for_type<kStore, StateType::kFloat16>(copy, launcher);
+    case StateType::kBfloat16:
+      return launch_for_type<kStore, StateType::kBfloat16>(copy, launcher);
+  }
+  return launch_for_type<kStore, StateType::kFloat32>(copy, launcher);
+}
+
+template <typename Word, typename Launcher>
+int launch_rows(const RowCopy& copy, const Launcher& launcher) {
+  const int64_t words = copy.row_bytes / static_cast<int64_t>(sizeof(Word));
+  const int64_t blocks = (words + kThreads - 1) / kThreads;
+  const dim3 grid(static_cast<unsigned>(blocks < 64 ? blocks : 64),
+                  static_cast<unsigned>(copy.listed), static_cast<unsigned>(copy.layers));
+  return launcher(copy_rows<Word>, grid, copy);
+}
+
+template <typename Launcher>
+int launch(const RowCopy& copy, const Launcher& launcher) {
+  if (copy.layers == 0 || copy.listed == 0 || copy.row_bytes == 0) return 0;
+  uint64_t bits =
+      static_cast<uint64_t>(copy.source_slot_stride | copy.target_slot_stride | copy.row_bytes);
+  for (int l = 0; l < copy.layers; ++l) {
+    bits |=
+        reinterpret_cast<uintptr_t>(copy.source[l]) | reinterpret_cast<uintptr_t>(copy.target[l]);
+  }
+  if (bits % 16 == 0) return launch_rows<uint4>(copy, launcher);
+  if (bits % 4 == 0) return launch_rows<uint32_t>(copy, launcher);
+  return launch_rows<uint8_t>(copy, launcher);
+}
+
+}  // namespace statecache::kernels
+
+#endif  // STATECACHE_CHECKPOINT_KERNELS_CUH_

@@ -1,0 +1,3 @@
+"""Importing it, after torch, registers the operators `statecache::checkpoint_*`."""
+
+with_cuda: int

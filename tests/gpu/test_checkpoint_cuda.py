@@ -1,0 +1,98 @@
+"""The CUDA copies against the plain torch reference on the CPU, bit for bit."""
+
+import pytest
+import torch
+
+from checkpoint_cases import DTYPES, LAYERS, SLOTS, make_state, pool_tensors, same_bits
+from statecache.checkpoint_copies import copies_for, plain_copies
+from statecache.checkpoint_pool import ActiveState, CheckpointPool
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+SHAPES = [(2, v, k) for v in (64, 128, 256) for k in (64, 128, 256)] + [(3, 8, 8), (1, 24, 40)]
+ACTIVE_SLOTS = [3, -1, 0, 4, 2, 99]
+CHECKPOINT_SLOTS = [1, 0, 6, -1, 2, 3]
+
+
+def on_gpu(tensors):
+    return [tensor.cuda() for tensor in tensors]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_agrees_with_the_reference(shape, dtype):
+    copies = copies_for("cuda")
+    assert copies.name == "native"
+    active = make_state((LAYERS, SLOTS, *shape), dtype)
+    active[1, 2, 0, 3, 5] = float("nan")
+    active_slots, slots = torch.tensor(ACTIVE_SLOTS), torch.tensor(CHECKPOINT_SLOTS)
+    expected = pool_tensors(LAYERS, 7, *shape, dtype, fill=77)
+    got = on_gpu(expected)
+    expected_report = torch.zeros(6, dtype=torch.int32)
+    report = expected_report.cuda()
+    plain_copies().store([active], *expected, expected_report, active_slots, slots)
+    copies.store([active.cuda()], *got, report, active_slots.cuda(), slots.cuda())
+    assert report.tolist() == expected_report.tolist() == [1, 0, 1, 0, 3, 0]
+    finite = [slot for slot in range(7) if slot != 2]
+    for ours, theirs in zip(got, expected, strict=True):
+        assert same_bits(ours.cpu()[:, finite], theirs[:, finite])
+    back, expected_back = torch.full_like(active, 7).cuda(), torch.full_like(active, 7)
+    slots[4] = -1
+    plain_copies().load(*expected, [expected_back], slots, active_slots)
+    copies.load(*got, [back], slots.cuda(), active_slots.cuda())
+    assert same_bits(back.cpu(), expected_back)
+
+
+def test_many_random_floats_agree():
+    generator = torch.Generator().manual_seed(5)
+    active = torch.rand(4, 8, 4, 256, 256, generator=generator)
+    slots = torch.arange(8)
+    expected = pool_tensors(4, 8, 4, 256, 256, torch.float32)
+    got = on_gpu(expected)
+    report = torch.zeros(8, dtype=torch.int32)
+    plain_copies().store([active], *expected, report.clone(), slots, slots)
+    copies_for("cuda").store([active.cuda()], *got, report.cuda(), slots.cuda(), slots.cuda())
+    assert all(same_bits(a.cpu(), b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("row", [(1,), (6,), (16, 5), (3000,)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
+def test_rows_move_bit_for_bit(dtype, row):
+    source = torch.randint(0, 256, (3, SLOTS, *row)).to(dtype)
+    expected = torch.zeros(3, 7, *row, dtype=dtype)
+    got = expected.cuda()
+    active_slots, slots = torch.tensor(ACTIVE_SLOTS), torch.tensor(CHECKPOINT_SLOTS)
+    plain_copies().move(source, expected, active_slots, slots, 1)
+    copies_for("cuda").move(source.cuda(), got, active_slots.cuda(), slots.cuda(), 1)
+    assert torch.equal(got.cpu(), expected)
+
+
+def test_a_graph_captures_store_and_load():
+    copies = copies_for("cuda")
+    active = make_state((LAYERS, SLOTS, 2, 128, 128), torch.bfloat16).cuda()
+    back = torch.zeros_like(active)
+    tensors = on_gpu(pool_tensors(LAYERS, SLOTS, 2, 128, 128, torch.bfloat16))
+    report = torch.zeros(SLOTS, dtype=torch.int32, device="cuda")
+    slots = torch.arange(SLOTS, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        copies.store([active], *tensors, report, slots, slots)
+        copies.load(*tensors, [back], slots, slots)
+    assert back.abs().sum() == 0
+    graph.replay()
+    torch.cuda.synchronize()
+    assert report.tolist() == [1] * SLOTS
+    assert back[:, :, :, 0, 4].abs().min() > 900
+
+
+@pytest.mark.parametrize("mode", ["int8", "native"])
+def test_a_pool_on_the_gpu(mode):
+    temporal = make_state((LAYERS, SLOTS, 2, 64, 64), torch.float32).cuda()
+    active = ActiveState(temporal, [torch.randn(LAYERS, SLOTS, 9, 3, device="cuda")])
+    pool = CheckpointPool(active, 3, mode=mode)
+    slots = pool.alloc(2)
+    report = pool.store(active, torch.tensor([1, 0], device="cuda"), slots)
+    assert report.refused() == ()
+    pool.load(slots, active, [3, 4])
+    assert torch.equal(active.conv[0][:, [3, 4]], active.conv[0][:, [1, 0]])
+    torch.testing.assert_close(temporal[:, 3], temporal[:, 1], atol=8.0, rtol=0.01)
