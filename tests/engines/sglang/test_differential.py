@@ -44,8 +44,6 @@ INT8 = {"int8": True, "int8_slots": SIZES["slots"]}
 
 @pytest.mark.parametrize("pool", ["active", "int8"])
 def test_gds_is_the_same_on_both_cores_and_equals_brute_force(pool):
-    if pool == "int8":
-        pytest.importorskip("statecache.checkpoint_pool", reason="no checkpoint pool here")
     with plugin(policy="gds", **(INT8 if pool == "int8" else {})):
         watched = WatchedTraffic("python", **SIZES)
         other = Traffic("rust", **SIZES)
