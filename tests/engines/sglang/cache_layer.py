@@ -119,7 +119,7 @@ class Traffic:
         self.core = self.cache.tree_core
         # Where cached states live: the pool of running requests, or the int8 pool.
         checkpoints = self.requests.mamba_ckpt_pool
-        self.states = self.requests.mamba_allocator if checkpoints is None else checkpoints
+        self.state_pool = self.requests.mamba_allocator if checkpoints is None else checkpoints
         if checkpoints is not None:
             self.slots = checkpoints.num_slots
         self.held: list = []
@@ -160,10 +160,10 @@ class Traffic:
 
     def state_slot(self):
         """A slot of the state pool, evicting one state when none is free; None when pinned."""
-        slot = self.states.alloc(1)
+        slot = self.state_pool.alloc(1)
         if slot is None:
             self.evict(states=1)
-            slot = self.states.alloc(1)
+            slot = self.state_pool.alloc(1)
         return slot
 
     def kv_slots(self, tokens: int):
@@ -200,12 +200,12 @@ class Traffic:
             return None
         fresh = self.kv_slots(len(tokens) - cached)
         if fresh is None:
-            self.states.free(slot)
+            self.state_pool.free(slot)
             return None
         values = torch.cat([self.cache.path_device_indices(node)[:cached], fresh])
         result = self.insert(tokens, values, slot, cached, **namespace)
         if result.mamba_exist:
-            self.states.free(slot)
+            self.state_pool.free(slot)
         return result.last_device_node
 
     def run_key(self, key) -> int:
@@ -238,7 +238,7 @@ class Traffic:
         slot = self.state_slot()
         fresh = self.kv_slots(len(tokens) - match.device_prefix_len)
         if slot is not None:
-            self.states.free(slot)
+            self.state_pool.free(slot)
         if fresh is not None and len(fresh):
             self.allocator.free(fresh)
         self.unlock(lock)
@@ -254,7 +254,7 @@ class Traffic:
     def flush(self) -> None:
         self.held.clear()
         self.cache.reset()
-        self.states.clear()
+        self.state_pool.clear()
         self.allocator.clear()
 
     def state_slots(self) -> list[int]:
@@ -265,7 +265,7 @@ class Traffic:
         """SGLang's own invariants, and: cached + free = total, for both pools."""
         self.core.sanity_check([], [])
         cached = self.core.all_mamba_values_flatten().numel()
-        assert cached + self.states.available_size() == self.slots
+        assert cached + self.state_pool.available_size() == self.slots
         kv = self.core.all_values_flatten().numel()
         assert kv + self.allocator.available_size() == self.kv_tokens
         advisor = getattr(self.core, "advisor", None)
