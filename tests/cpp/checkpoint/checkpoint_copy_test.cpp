@@ -105,6 +105,27 @@ void put_pattern(Pools& pools, size_t index, StateType type, uint32_t pattern) {
   }
 }
 
+// A column for each largest value in [2, 4), in it every value from 2^-6 up, so down to a level of
+// 1/2; the others are these times powers of two.
+TEST(CheckpointCopy, EveryFloat16QuotientIsExact) {
+  const StateType type = StateType::kFloat16;
+  Pools source({1, 1, 8192, 1024, type}, 1);
+  for (uint32_t row = 0; row < 8192; ++row) {
+    for (uint32_t k = 0; k < 1024; ++k) {
+      put_pattern(source, row * 1024 + k, type, std::min(0x2400 + row, 0x4000 + k));
+    }
+  }
+  const std::vector<int64_t> slots{0};
+  std::vector<int32_t> report;
+  Pools expected = source;
+  quantize_tiles(InstructionSet::kBaseline, expected.copy(slots, slots, report), 0, 1);
+  for (const InstructionSet set : supported_sets()) {
+    Pools pools = source;
+    quantize_tiles(set, pools.copy(slots, slots, report), 0, 1);
+    EXPECT_TRUE(pools.quantized == expected.quantized);
+  }
+}
+
 class Patterns : public ::testing::TestWithParam<StateType> {};
 
 // All 65,536, a column for those that share the upper six bits: in float16 sign and exponent.
