@@ -6,6 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 RUN := $(VENV)/bin
 REPORTS := build/reports
+ENGINES := .venv-engines
 CXX_FILES := $(shell git ls-files 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.cu' 'cpp/*.cuh' 'tests/*.cpp' 'tests/*.h')
 CMAKE_FILES := $(shell git ls-files '*CMakeLists.txt' '*.cmake')
 # What a compiler has to find, and the packages that hold it on Debian and Ubuntu.
@@ -15,10 +16,11 @@ export PATH := $(abspath $(RUN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: all test test-quick lint test-cpp test-py tally install system bench demo clean
+ENGINE_TESTS := sglang
+.PHONY: all test test-quick lint test-cpp test-py test-engines tally install system bench demo clean
 all: test
 
-test: lint test-cpp test-py tally
+test: lint test-cpp test-py test-engines tally
 
 test-quick: lint cpp-asan
 	$(RUN)/pytest --quick
@@ -75,9 +77,16 @@ test-py: install
 	mkdir -p $(REPORTS)
 	$(RUN)/pytest --junit-xml=$(REPORTS)/python.xml
 
+# Both real engines, on the CPU, in an environment of their own; one process tree an engine.
+test-engines: $(VENV)/.ready
+	tests/engines/install.sh $(ENGINES)
+	mkdir -p $(REPORTS)
+	for engine in $(ENGINE_TESTS); do $(ENGINES)/bin/python -m pytest tests/engines/$$engine \
+	  --junit-xml=$(REPORTS)/$$engine.xml || exit 1; done
+
 # Counts what really ran, by group, and fails when a group has vanished.
 tally:
-	$(PY) tests/tally.py $(CPP_BUILDS:%=$(REPORTS)/%.xml) $(REPORTS)/python.xml
+	$(PY) tests/tally.py $(patsubst %,$(REPORTS)/%.xml,$(CPP_BUILDS) python $(ENGINE_TESTS))
 
 bench: install
 	cmake -S . -B build/cpp-bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DSTATECACHE_BENCH=ON

@@ -21,14 +21,15 @@ echo "== build for this GPU"
 architecture=$("$python" -c 'import torch; print("%d%d" % torch.cuda.get_device_capability())')
 target=$(mktemp -d)
 trap 'rm -rf "$target"' EXIT
-"$python" -m pip install --quiet --no-deps --no-build-isolation --target "$target" \
+"$python" -m pip install --quiet --no-deps --no-build-isolation --target "$target/site" \
+  -C "build-dir=$target/build" \
   -C cmake.define.STATECACHE_CUDA=ON -C cmake.define.STATECACHE_OPS=ON \
   -C "cmake.define.CMAKE_CUDA_ARCHITECTURES=$architecture-real" .
-PYTHONPATH="$target${PYTHONPATH:+:$PYTHONPATH}"
+PYTHONPATH="$target/site${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONPATH
 
 echo "== tests"
-"$python" -m pytest -q tests/gpu
+"$python" -m pytest -q -o addopts= tests/gpu
 
 echo "== bytes a second, against a device-to-device copy and against plain torch"
 "$python" tests/bench/bench_checkpoint.py --device cuda --dtypes bf16 fp32 --slots 1 8 64

@@ -33,4 +33,5 @@ PYTHON
   "$venv/bin/pip" install -q pytest==9.2.0 pytest-benchmark==5.3.1 pybind11==3.1.0 scikit-build-core==1.1.2 mypy==2.4.1
   touch "$stamp"
 fi
-"$venv/bin/pip" install -q --no-build-isolation --no-deps "$root"
+STATECACHE_OPS=ON STATECACHE_CUDA=OFF "$venv/bin/pip" install -q --no-build-isolation --no-deps \
+  -C "build-dir=$root/build/engines" "$root"
