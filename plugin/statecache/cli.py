@@ -22,6 +22,7 @@ from statecache.plan import ADMISSIONS, PrefixTree, kv_timeline, make_plan
 from statecache.plot import check_plot, draw_hit_rates
 from statecache.replay import POLICIES, ReplayRow, replay
 from statecache.report import CostSettings, ReplayReport, ReplaySettings, TraceIdentity, row_table
+from statecache.settings import parse_cost
 from statecache.trace import BLOCK_TOKENS, Trace, read_trace
 
 __all__ = ["app", "main"]
@@ -277,11 +278,5 @@ def _integer(flag: str, text: str, least: int) -> int:
 
 
 def _cost(text: str) -> CostSettings:
-    linear, comma, quadratic = text.partition(",")
-    try:
-        if not comma:
-            raise ValueError("give two numbers with a comma between them")
-        model = CostModel(float(linear), float(quadratic))
-    except ValueError as error:
-        raise SettingsError(f"--cost: {text!r}: {error}") from error
+    model = parse_cost("--cost", text)
     return CostSettings(model.linear, model.quadratic)

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +27,7 @@ __all__ = [
     "add_flags",
     "flag_of",
     "given_on",
+    "parse_cost",
 ]
 
 CONFIG_VARIABLE = "STATECACHE_CONFIG"
@@ -184,23 +184,24 @@ def _filled(given: _Given) -> Settings:
         raise SettingsError(f"{flag_of(first)} needs {flag_of('kv_cache_plugin')} statecache")
     values = {name: getattr(given, name) for name in names}
     if given.cost is not None:
-        values["cost"] = _parse_cost(given.cost)
+        model = parse_cost(flag_of("cost"), given.cost)
+        values["cost"] = (model.linear, model.quadratic)
     return Settings(**values, given=names)
 
 
-def _parse_cost(text: str) -> tuple[float, float]:
-    parts = text.split(",")
+def parse_cost(flag: str, text: str) -> CostModel:
+    """Return the cost model that `text`, "LINEAR,QUADRATIC", describes. `flag` is for the error."""
+    linear, _, quadratic = text.partition(",")
     try:
-        linear, quadratic = (float(part) for part in parts)
+        coefficients = float(linear), float(quadratic)
     except ValueError:
-        raise _bad("cost", text, "use two numbers, LINEAR,QUADRATIC") from None
-    if not (math.isfinite(linear) and math.isfinite(quadratic)):
-        raise _bad("cost", text, "both numbers must be finite")
-    try:
-        CostModel(linear, quadratic)
-    except ValueError as error:
-        raise _bad("cost", text, str(error)) from error
-    return linear, quadratic
+        advice = "use two numbers, LINEAR,QUADRATIC"
+    else:
+        try:
+            return CostModel(*coefficients)
+        except ValueError as error:
+            advice = str(error)
+    raise SettingsError(on_one_line(f"{flag} cannot be '{text}': {advice}"))
 
 
 def _bad(name: str, value: object, advice: str) -> SettingsError:

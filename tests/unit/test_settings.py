@@ -85,7 +85,7 @@ def test_strict_from_its_own_variable(text, strict):
             "--statecache-cost cannot be '1': use two numbers, LINEAR,QUADRATIC",
         ),
         ({**ON, "cost": "1,x"}, "use two numbers, LINEAR,QUADRATIC"),
-        ({**ON, "cost": "nan,1"}, "both numbers must be finite"),
+        ({**ON, "cost": "nan,1"}, "must be finite numbers"),
         ({**ON, "cost": "0,0"}, "cost coefficients must not both be 0"),
         ({**ON, "cost": "-1,0"}, "cost coefficients must not be negative"),
         ({**ON, "int8": True, "int8_slots": 0}, "--statecache-int8-slots cannot be '0'"),
