@@ -1,7 +1,7 @@
 """Counts the tests that ran, by group, from JUnit files; fails when a group has shrunk.
 
-A group is a folder under tests/, a C++ build, or an engine. The floors below are raised when tests are added, and
-lowered only in a commit that says why.
+A group is a folder under tests/, a C++ build, or an engine. The floors below are raised when tests
+are added, and lowered only in a commit that says why.
 """
 
 import sys
