@@ -71,3 +71,17 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             if not target.startswith("https://"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize(("dtype", "times"), [("bfloat16", 1.9), ("float32", 3.6)])
+def test_int8_holds_as_many_more_states_as_said(dtype: str, times: float) -> None:
+    """Qwen3-Next-80B: 36 layers of 32 heads of 128 x 128, and bf16 convolution states."""
+    torch = pytest.importorskip("torch")
+    from statecache.checkpoint_pool import ActiveState, estimate_bytes
+
+    temporal = torch.empty(36, 1, 32, 128, 128, dtype=getattr(torch, dtype), device="meta")
+    conv = torch.empty(36, 1, 8192, 3, dtype=torch.bfloat16, device="meta")
+    active = ActiveState(temporal, [conv])
+    ratio = estimate_bytes(active, 1, mode="native") / estimate_bytes(active, 1)
+    assert round(ratio, 1) == times
+    assert f"{times} times as many" in README
