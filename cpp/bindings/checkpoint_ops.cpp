@@ -80,19 +80,13 @@ Layers temporal_layers(const Tensors& tensors) {
   return layers;
 }
 
-const int64_t* slot_list(const Layers& state, const Tensor& slots, int64_t listed,
-                         int64_t slot_count) {
+const int64_t* slot_list(const Layers& state, const Tensor& slots, int64_t listed) {
   STD_TORCH_CHECK(slots.dim() == 1 && slots.scalar_type() == ScalarType::Long &&
                       slots.is_contiguous() && slots.numel() == listed,
                   "statecache: slots must be two int64 vectors of one length");
   STD_TORCH_CHECK(state.on_same_device(slots), "statecache: slots lie on another device");
   STD_TORCH_CHECK(listed <= 65535, "statecache: at most 65535 slots in one call");
-  const auto* list = static_cast<const int64_t*>(slots.data_ptr());
-  for (int64_t i = 0; slots.is_cpu() && i < listed; ++i) {
-    STD_TORCH_CHECK(list[i] < slot_count, "statecache: slot ", list[i], " is not below ",
-                    slot_count);
-  }
-  return list;
+  return static_cast<const int64_t*>(slots.data_ptr());
 }
 
 CheckpointCopy describe(const Layers& active, const Tensor& quantized, const Tensor& scale,
@@ -107,6 +101,10 @@ CheckpointCopy describe(const Layers& active, const Tensor& quantized, const Ten
   STD_TORCH_CHECK(
       active.stride(3) == 1 && active.stride(2) == d_k && d_k % 8 == 0 && d_v % 8 == 0,
       "statecache: a head's state must be rows without gaps, d_v and d_k multiples of 8");
+  // As 32-bit numbers, and as one dimension of a grid: heads times tiles of at least 32 columns.
+  STD_TORCH_CHECK(heads <= INT32_MAX && d_v <= INT32_MAX && d_k <= INT32_MAX - 31 &&
+                      heads * ((d_k + 31) / 32) <= INT32_MAX,
+                  "statecache: too many heads, rows or columns");
   STD_TORCH_CHECK(quantized.dim() == 5 && quantized.scalar_type() == ScalarType::Char &&
                       quantized.size(0) == active.count() && quantized.size(2) == heads &&
                       quantized.size(3) == d_v && quantized.size(4) == d_k &&
@@ -134,8 +132,8 @@ CheckpointCopy describe(const Layers& active, const Tensor& quantized, const Ten
   copy.scale_head_stride = bytes_of(scale, scale.stride(2));
   copy.checkpoint_slot_count = quantized.size(1);
   const int64_t listed = active_slots.numel();
-  copy.active_slots = slot_list(active, active_slots, listed, copy.active_slot_count);
-  copy.checkpoint_slots = slot_list(active, slots, listed, copy.checkpoint_slot_count);
+  copy.active_slots = slot_list(active, active_slots, listed);
+  copy.checkpoint_slots = slot_list(active, slots, listed);
   copy.listed = static_cast<int32_t>(listed);
   copy.heads = static_cast<int32_t>(heads);
   copy.d_v = static_cast<int32_t>(d_v);
@@ -212,8 +210,8 @@ void move(const Tensor& source_tensor, const Tensor& target_tensor, const Tensor
   copy.source_slot_count = source.size(0);
   copy.target_slot_count = target.size(0);
   const int64_t listed = source_slots.numel();
-  copy.source_slots = slot_list(source, source_slots, listed, copy.source_slot_count);
-  copy.target_slots = slot_list(source, target_slots, listed, copy.target_slot_count);
+  copy.source_slots = slot_list(source, source_slots, listed);
+  copy.target_slots = slot_list(source, target_slots, listed);
   copy.row_bytes = bytes_of(source_tensor, row);
   copy.listed = static_cast<int32_t>(listed);
   if (listed == 0 || copy.row_bytes == 0) return;

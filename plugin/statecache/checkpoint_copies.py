@@ -7,14 +7,15 @@ Arguments of the three copies, native and plain alike:
   without gaps, the other strides are free; d_v and d_k are multiples of 8.
 - `quantized`: int8 `[layers, slots, heads, d_v, d_k]`; `scale`: `[layers, slots, heads, 1, d_k]`,
   bfloat16 for bfloat16 states, else float32.
-- slots: int64 vectors of one length on the states' device. A pair with a negative slot is skipped.
-  A slot beyond its pool is skipped too on CUDA, and an error on the CPU.
+- slots: int64 vectors of one length on the states' device. A pair is skipped, so not written, when
+  either slot is negative or beyond its pool.
 - `report`: an int32 vector of that length, zero before. A store sets `STORED` for each pair it did
-  not skip, and `NON_FINITE` where the state holds NaN or Inf, or is so large that it would come
-  back as Inf; what such a slot then holds is of no use.
+  not skip, none if there are no layers or heads, and `NON_FINITE` where the state holds NaN or
+  Inf, or is so large that it would come back as Inf; such a slot then holds nothing of use.
 
-No copy allocates or synchronises. On CUDA they run on torch's current stream, and graphs may
-capture them.
+No native copy allocates or synchronises. On CUDA they need compute capability 8.0 and run on
+torch's current stream. Graphs may capture them once they have run: a kernel's first launch loads
+it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -32,6 +34,12 @@ from statecache.checkpoint_reference import NON_FINITE, STORED
 
 __all__ = ["NON_FINITE", "STORED", "Copies", "copies_for", "native_copies", "plain_copies"]
 
+_OLDEST_CAPABILITY = (8, 0)
+_AGAIN = (
+    "Install it again where torch is: pip install --force-reinstall --no-deps --no-cache-dir"
+    " --no-build-isolation statecache; a torch elsewhere is named by"
+    " -C cmake.define.STATECACHE_TORCH_DIR=FOLDER"
+)
 _log = logging.getLogger("statecache.checkpoint")
 
 StoreCopy = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor], None]
@@ -70,20 +78,23 @@ def native_copies() -> Copies:
 
 
 @cache
-def copies_for(device_type: str) -> Copies:
-    """Return the fastest copies for a kind of device, and log once if those are the plain ones."""
+def copies_for(device: str) -> Copies:
+    """Return the fastest copies for a device, and log once if those are the plain ones."""
     try:
         with_cuda = _operators()
     except ImportError as error:
         _log.warning("%s; using plain torch operators, which are far slower", error)
         return plain_copies()
-    if device_type == "cpu" or (device_type == "cuda" and with_cuda):
+    kind = torch.device(device).type
+    why = f"statecache was built without checkpoint kernels for {kind}"
+    if kind == "cpu":
         return native_copies()
-    _log.warning(
-        "statecache was built without checkpoint kernels for %s; using plain torch operators,"
-        " which are far slower",
-        device_type,
-    )
+    if kind == "cuda" and with_cuda:
+        capability = torch.cuda.get_device_capability(device)
+        if capability >= _OLDEST_CAPABILITY:
+            return native_copies()
+        why = f"statecache's checkpoint kernels need compute capability 8.0, not {capability}"
+    _log.warning("%s; using plain torch operators, which are far slower", why)
     return plain_copies()
 
 
@@ -93,15 +104,33 @@ def _operators() -> bool:
     try:
         from statecache import _checkpoint_ops
     except ImportError as error:
-        raise ImportError(
-            "statecache was installed without its checkpoint copies: no torch was found when it"
-            " was built. Install it again where torch is:"
-            f" pip install --force-reinstall --no-deps --no-cache-dir statecache ({error})"
-        ) from error
+        raise ImportError(_why_not(error)) from error
     for name in ("checkpoint_store", "checkpoint_load", "checkpoint_move"):
         torch.library.register_fake(f"statecache::{name}", _nothing_to_infer)
     return bool(_checkpoint_ops.with_cuda)
 
 
-def _nothing_to_infer(*_: object) -> None:
-    """Stand in for a copy while torch traces: copies only change their arguments."""
+def _why_not(error: ImportError) -> str:
+    if find_spec("statecache._checkpoint_ops") is None:
+        return (
+            "statecache was installed without its checkpoint copies: no torch from 2.13 on was"
+            f" found when it was built, or STATECACHE_OPS=OFF was set. {_AGAIN}"
+        )
+    return (
+        f"statecache's checkpoint copies are installed but do not load ({error}); they need torch"
+        f" from 2.13 on, this is {torch.__version__}. {_AGAIN}"
+    )
+
+
+def _nothing_to_infer(*arguments: object) -> None:
+    """Stand in for a copy while torch traces: copies only change their arguments.
+
+    Torch also comes here with real tensors when one of them is on the meta device.
+    """
+    devices: set[torch.device] = set()
+    for argument in arguments:
+        tensors = argument if isinstance(argument, (list, tuple)) else [argument]
+        devices.update(tensor.device for tensor in tensors if isinstance(tensor, Tensor))
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise RuntimeError(f"statecache: the tensors of one copy lie on {names}")

@@ -47,6 +47,8 @@ def store(
     slots: Tensor,
 ) -> None:
     """See `checkpoint_copies.Copies.store`."""
+    if quantized.numel() == 0:
+        return
     listed = _valid(active_slots, _slot_count(active), slots, quantized.shape[1])
     sources, targets = active_slots[listed], slots[listed]
     levels, scales = quantize(_gather(active, sources))

@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from checkpoint_cases import DTYPES, LAYERS, SLOTS, make_state, pool_tensors, same_bits
+from checkpoint_cases import (
+    DTYPES,
+    LAYERS,
+    SLOTS,
+    check_a_pool,
+    make_state,
+    pool_tensors,
+    same_bits,
+)
 from statecache.checkpoint_copies import copies_for, plain_copies
 from statecache.checkpoint_pool import ActiveState, CheckpointPool
 
@@ -74,6 +82,11 @@ def test_a_graph_captures_store_and_load():
     tensors = on_gpu(pool_tensors(LAYERS, SLOTS, 2, 128, 128, torch.bfloat16))
     report = torch.zeros(SLOTS, dtype=torch.int32, device="cuda")
     slots = torch.arange(SLOTS, device="cuda")
+    # A first launch loads its kernel.
+    copies.store([active], *tensors, report, slots, slots)
+    copies.load(*tensors, [back], slots, slots)
+    for tensor in (*tensors, back, report):
+        tensor.zero_()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         copies.store([active], *tensors, report, slots, slots)
@@ -85,14 +98,57 @@ def test_a_graph_captures_store_and_load():
     assert back[:, :, :, 0, 4].abs().min() > 900
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["int8", "native"])
-def test_a_pool_on_the_gpu(mode):
-    temporal = make_state((LAYERS, SLOTS, 2, 64, 64), torch.float32).cuda()
+def test_a_pool_on_the_gpu(mode, dtype):
+    check_a_pool("cuda", mode, dtype)
+
+
+def pool_of_ones():
+    temporal = torch.ones(LAYERS, SLOTS, 2, 64, 64, device="cuda")
     active = ActiveState(temporal, [torch.randn(LAYERS, SLOTS, 9, 3, device="cuda")])
-    pool = CheckpointPool(active, 3, mode=mode)
+    return active, CheckpointPool(active, 2)
+
+
+def test_a_report_is_read_on_another_stream():
+    active, pool = pool_of_ones()
+    active.temporal[0, 1, 0, 0, 0] = float("nan")
+    torch.cuda.synchronize()
     slots = pool.alloc(2)
-    report = pool.store(active, torch.tensor([1, 0], device="cuda"), slots)
-    assert report.refused() == ()
-    pool.load(slots, active, [3, 4])
-    assert torch.equal(active.conv[0][:, [3, 4]], active.conv[0][:, [1, 0]])
-    torch.testing.assert_close(temporal[:, 3], temporal[:, 1], atol=8.0, rtol=0.01)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(200_000_000)
+        report = pool.store(active, [0, 1], slots)
+    assert report.refused() == (slots[1],)
+
+
+def test_copies_on_other_streams_wait_for_each_other():
+    active, pool = pool_of_ones()
+    (slot,) = pool.alloc(1)
+    pool.store(active, [0], [slot]).refused()
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(first):
+        torch.cuda._sleep(200_000_000)
+        pool.load([slot], active, [3])
+    active.temporal[:, 1] = 5
+    torch.cuda.current_stream().synchronize()
+    with torch.cuda.stream(second):
+        pool.store(active, [1], [slot])  # must not overtake the load
+    torch.cuda.synchronize()
+    assert (active.temporal[:, 3] - 1).abs().max() < 0.01
+
+
+def test_a_pool_is_not_captured():
+    active, pool = pool_of_ones()
+    slots = pool.alloc(1)
+    pool.store(active, [0], slots).refused()
+    for call in (
+        lambda: pool.store(active, [0], slots),
+        lambda: pool.load(slots, active, [1]),
+    ):
+        with (
+            pytest.raises(RuntimeError, match="while a CUDA graph is captured"),
+            torch.cuda.graph(torch.cuda.CUDAGraph()),
+        ):
+            call()
+    pool.load(slots, active, [2])

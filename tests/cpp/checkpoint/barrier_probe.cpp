@@ -1,6 +1,6 @@
 // Quantises one state with the emulated kernels, leaving out the barrier named by the first
-// argument
-// (-1 for none). ThreadSanitizer must find a race for each barrier left out: a test of the tests.
+// argument (-1 for none). ThreadSanitizer must find a race for each barrier left out: a test of the
+// tests.
 
 #include <cstdio>
 #include <cstdlib>

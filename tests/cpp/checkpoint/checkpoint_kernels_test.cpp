@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "emulated_launch.h"
@@ -78,17 +79,206 @@ std::vector<std::tuple<Shape, size_t>> shapes() {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Emulated, ::testing::ValuesIn(shapes()));
 
+constexpr StateType kTypes[] = {StateType::kFloat32, StateType::kFloat16, StateType::kBfloat16};
+
+// Element `index` becomes these bits of its type.
+void put_bits(Pools& pools, size_t index, StateType type, uint32_t bits) {
+  std::memcpy(&pools.active[index * testing::state_bytes(type)], &bits, testing::state_bytes(type));
+}
+
 TEST(Kernels, ReportWhatIsNotFinite) {
-  for (const int d_k : {64, 24}) {
-    for (const float bad : {NAN, INFINITY, -INFINITY}) {
-      Pools pools({1, 1, 64, d_k, StateType::kBfloat16}, 2);
-      pools.put_active(5, bad);
-      const std::vector<int64_t> slots{0, 1};
-      std::vector<int32_t> report;
-      testing::quantize_emulated(pools.copy(slots, slots, report));
-      EXPECT_EQ(report, (std::vector<int32_t>{kStored | kNonFinite, kStored}));
+  const uint32_t infinite[3] = {0x7f800000U, 0x7c00U, 0x7f80U};
+  const uint32_t sign[3] = {0x80000000U, 0x8000U, 0x8000U};
+  for (const StateType type : kTypes) {
+    const auto t = static_cast<size_t>(type);
+    const uint32_t quiet = infinite[t] | infinite[t] >> 1;  // the highest bit of the fraction too
+    for (const uint32_t bits : {infinite[t], infinite[t] | sign[t], quiet, quiet | sign[t],
+                                infinite[t] | 1U, infinite[t] | sign[t] | 1U}) {
+      for (const size_t d_k : {64U, 24U}) {
+        for (const size_t index : {size_t{5}, 64 * d_k - 1}) {
+          Pools pools({1, 1, 64, static_cast<int>(d_k), type}, 2);
+          put_bits(pools, index, type, bits);
+          const std::vector<int64_t> slots{0, 1};
+          std::vector<int32_t> report;
+          testing::quantize_emulated(pools.copy(slots, slots, report));
+          ASSERT_EQ(report, (std::vector<int32_t>{kStored | kNonFinite, kStored})) << bits;
+        }
+      }
     }
   }
+}
+
+// The scale of the largest float32 and bfloat16 rounds up, and 127 of it overflow. That of a
+// float16 state is a float, much finer than the state.
+TEST(Kernels, ReportTheLargestValuesOnlyIfTheyComeBackInfinite) {
+  const uint32_t largest[3] = {0x7f7fffffU, 0x7bffU, 0x7f7fU};
+  const uint32_t minus_half[3] = {0xfeffffffU, 0xf7ffU, 0xfeffU};
+  const std::vector<int64_t> slots{0};
+  for (const StateType type : kTypes) {
+    const auto t = static_cast<size_t>(type);
+    for (const int d_k : {64, 24}) {
+      Pools emulated({1, 1, 64, d_k, type}, 1);
+      for (size_t row = 0; row < 64; ++row) {
+        put_bits(emulated, row * static_cast<size_t>(d_k), type, largest[t]);
+        put_bits(emulated, row * static_cast<size_t>(d_k) + 1, type, minus_half[t]);
+      }
+      Pools expected = emulated;
+      std::vector<int32_t> report;
+      std::vector<int32_t> expected_report;
+      const CheckpointCopy copy = expected.copy(slots, slots, expected_report);
+      quantize_tiles(copy, 0, tile_count(copy));
+      testing::quantize_emulated(emulated.copy(slots, slots, report));
+      EXPECT_EQ(report[0], type == StateType::kFloat16 ? kStored : kStored | kNonFinite);
+      EXPECT_EQ(report, expected_report);
+      EXPECT_EQ(emulated.quantized, expected.quantized);
+      EXPECT_EQ(emulated.scale, expected.scale);
+      dequantize_tiles(copy, 0, tile_count(copy));
+      testing::dequantize_emulated(emulated.copy(slots, slots, report));
+      EXPECT_EQ(emulated.active, expected.active);
+    }
+  }
+}
+
+TEST(Kernels, SkipSlotsBeyondTheirPool) {
+  const std::vector<int64_t> active_slots{1, 3, INT64_MAX, 0, 2};
+  const std::vector<int64_t> checkpoint_slots{0, 1, 2, 3, INT64_MIN};
+  for (const int d_k : {64, 24}) {
+    Pools emulated({1, 1, 64, d_k, StateType::kBfloat16}, 3);
+    emulated.fill(2);
+    Pools expected = emulated;
+    std::vector<int32_t> report;
+    std::vector<int32_t> only;
+    const std::vector<int64_t> one{1};
+    const std::vector<int64_t> zero{0};
+    const CheckpointCopy copy = expected.copy(one, zero, only);
+    quantize_tiles(copy, 0, tile_count(copy));
+    testing::quantize_emulated(emulated.copy(active_slots, checkpoint_slots, report));
+    EXPECT_EQ(report, (std::vector<int32_t>{kStored, 0, 0, 0, 0}));
+    EXPECT_EQ(emulated.quantized, expected.quantized);
+    dequantize_tiles(copy, 0, tile_count(copy));
+    testing::dequantize_emulated(emulated.copy(active_slots, checkpoint_slots, report));
+    EXPECT_EQ(emulated.active, expected.active);
+  }
+}
+
+// What a launch may be misaligned by, one at a time.
+enum class Item {
+  kNothing,
+  kActiveFirstLayer,
+  kActiveLastLayer,
+  kActiveSlot,
+  kActiveHead,
+  kQuantized,
+  kQuantizedLayer,
+  kQuantizedSlot,
+  kQuantizedHead,
+  kScale,
+  kScaleLayer,
+  kScaleSlot,
+  kScaleHead,
+};
+constexpr int kItems = 13;
+
+// Two layers, slots and heads of 64 x 64, all 16-byte aligned but the address or stride of one
+// item, which is off by one element.
+class Spaced {
+ public:
+  Spaced(StateType type, Item item) : type_(type), item_(item) {
+    const size_t state = testing::state_bytes(type);
+    for (std::vector<std::byte>& layer : active) layer.resize(kElements * state + kRoom);
+    quantized.resize(2 * kElements + kRoom);
+    scale.resize(2 * kElements / 64 * testing::scale_bytes(type) + kRoom);
+    for (size_t l = 0; l < 2; ++l) {
+      // Any bits but those of large exponents.
+      for (size_t i = 0; i < active[l].size(); ++i) {
+        active[l][i] = static_cast<std::byte>((i * 37 + l * 11) % 56);
+      }
+    }
+  }
+
+  CheckpointCopy copy() {
+    const auto state = static_cast<int64_t>(testing::state_bytes(type_));
+    const auto scales = static_cast<int64_t>(testing::scale_bytes(type_));
+    CheckpointCopy c{};
+    c.active_head_stride = 64 * 64 * state + off(Item::kActiveHead, state);
+    c.active_slot_stride = twice(c.active_head_stride) + off(Item::kActiveSlot, state);
+    c.active[0] = active[0].data() + off(Item::kActiveFirstLayer, state);
+    c.active[1] = active[1].data() + off(Item::kActiveLastLayer, state);
+    c.quantized = quantized.data() + off(Item::kQuantized, 1);
+    c.quantized_head_stride = 64 * 64 + off(Item::kQuantizedHead, 1);
+    c.quantized_slot_stride = twice(c.quantized_head_stride) + off(Item::kQuantizedSlot, 1);
+    c.quantized_layer_stride = twice(c.quantized_slot_stride) + off(Item::kQuantizedLayer, 1);
+    c.scale = scale.data() + off(Item::kScale, scales);
+    c.scale_head_stride = 64 * scales + off(Item::kScaleHead, scales);
+    c.scale_slot_stride = twice(c.scale_head_stride) + off(Item::kScaleSlot, scales);
+    c.scale_layer_stride = twice(c.scale_slot_stride) + off(Item::kScaleLayer, scales);
+    c.active_slot_count = c.checkpoint_slot_count = 2;
+    c.active_slots = &slot;
+    c.checkpoint_slots = &slot;
+    c.report = &report;
+    c.listed = 1;
+    c.layers = c.heads = 2;
+    c.d_v = c.d_k = 64;
+    c.type = type_;
+    return c;
+  }
+
+  std::vector<std::byte> active[2];
+  std::vector<std::byte> quantized;
+  std::vector<std::byte> scale;
+  int64_t slot = 1;
+  int32_t report = 0;
+
+ private:
+  static constexpr size_t kElements = 2 * 2 * 64 * 64;  // of a layer
+  static constexpr size_t kRoom = 256;
+  int64_t off(Item item, int64_t bytes) const { return item == item_ ? bytes : 0; }
+  static int64_t twice(int64_t stride) { return (2 * stride + 15) / 16 * 16; }
+
+  StateType type_;
+  Item item_;
+};
+
+// Keeps which kernel was chosen.
+struct Chosen {
+  const void** kernel;
+  template <typename Copy>
+  int operator()(void (*chosen)(Copy), dim3, const Copy&) const {
+    *kernel = reinterpret_cast<const void*>(chosen);
+    return 0;
+  }
+};
+
+template <StateType kType>
+void expect_general_path_if_misaligned() {
+  for (int i = 0; i < kItems; ++i) {
+    SCOPED_TRACE(i);
+    Spaced emulated(kType, static_cast<Item>(i));
+    Spaced expected = emulated;
+    const bool aligned = i == 0;
+    const void* kernel = nullptr;
+    kernels::launch<true>(emulated.copy(), Chosen{&kernel});
+    EXPECT_EQ(kernel == reinterpret_cast<const void*>(&kernels::quantize_general<kType>), !aligned);
+    kernels::launch<false>(emulated.copy(), Chosen{&kernel});
+    EXPECT_EQ(kernel == reinterpret_cast<const void*>(&kernels::dequantize_general<kType>),
+              !aligned);
+
+    const CheckpointCopy copy = expected.copy();
+    quantize_tiles(copy, 0, tile_count(copy));
+    testing::quantize_emulated(emulated.copy());
+    EXPECT_EQ(emulated.report, kStored);
+    EXPECT_EQ(emulated.quantized, expected.quantized);
+    EXPECT_EQ(emulated.scale, expected.scale);
+    dequantize_tiles(copy, 0, tile_count(copy));
+    testing::dequantize_emulated(emulated.copy());
+    for (size_t l = 0; l < 2; ++l) EXPECT_EQ(emulated.active[l], expected.active[l]);
+  }
+}
+
+TEST(Kernels, TakeTheGeneralPathIfAnythingIsMisaligned) {
+  expect_general_path_if_misaligned<StateType::kFloat32>();
+  expect_general_path_if_misaligned<StateType::kFloat16>();
+  expect_general_path_if_misaligned<StateType::kBfloat16>();
 }
 
 TEST(Kernels, MoveRowsOfAnyLengthAndAlignment) {

@@ -14,6 +14,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -100,7 +102,11 @@ inline void __syncthreads() {
   emulator::block->barrier.arrive_and_wait();
 }
 
-inline uint32_t __shfl_xor_sync(unsigned, uint32_t value, int mask) {
+inline uint32_t __shfl_xor_sync(unsigned lanes, uint32_t value, int mask) {
+  if (lanes != 0xffffffffU) {
+    std::fputs("a shuffle names lanes it does not wait for: this emulator runs all 32\n", stderr);
+    std::abort();
+  }
   emulator::Warp& warp = emulator::block->warps[threadIdx.x / emulator::kWarpSize];
   const unsigned lane = threadIdx.x % emulator::kWarpSize;
   auto& sent = warp.sent[emulator::shuffles++ % 2];
