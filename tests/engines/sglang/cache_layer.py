@@ -26,6 +26,18 @@ from statecache.settings import Settings
 FULL, MAMBA = ComponentType.FULL, ComponentType.MAMBA
 CORES = ("python", "rust")
 
+# The two kinds of state SGLang keeps by the same slot beside the pool, as Qwen4-Exp has them.
+SIDE_STATES = {
+    "short_conv_layer_ids": [0, 1],
+    "short_conv_state_shape": (16, 3),
+    "ngram_context_len": 5,
+    "ngram_eos_token_id": 7,
+}
+
+# In each of 2 layers, 2 heads of 16 x 16 in bfloat16 and 64 x 3 convolution values; at rest, int8
+# and 2 x 16 scales in their place.
+STATE_BYTES = {"running": 2 * (1_024 + 384), "at rest": 2 * (512 + 64 + 384)}
+
 torch.set_num_threads(1)
 
 
@@ -49,6 +61,7 @@ def build_pools(
     kv_tokens: int,
     max_states_per_path: int | None = None,
     extra_buffer: bool = False,
+    side_states: bool = False,
 ):
     cap = max_states_per_path
     extra = {} if cap is None else {"mamba_max_states_per_path": cap}
@@ -77,6 +90,7 @@ def build_pools(
         mamba_layer_ids=[0, 1],
         enable_mamba_extra_buffer=extra_buffer,
         speculative_num_draft_tokens=3,
+        **(SIDE_STATES if side_states else {}),
     )
     kv = HybridLinearKVPool(
         size=kv_tokens,
@@ -92,7 +106,7 @@ def build_pools(
     allocator = TokenToKVPoolAllocator(
         size=kv_tokens, dtype=torch.bfloat16, device="cpu", kvcache=kv, need_sort=False
     )
-    return requests, allocator
+    return requests, allocator, states
 
 
 class Traffic:
@@ -102,20 +116,19 @@ class Traffic:
         self, core: str, slots: int = 64, kv_tokens: int = 20_000, extra_buffer=False, **options
     ):
         self.slots, self.kv_tokens = slots, kv_tokens
-        self.requests, self.allocator = build_pools(
+        self.requests, self.allocator, self.state_params = build_pools(
             slots, kv_tokens, extra_buffer=extra_buffer, **options
         )
-        self.cache = UnifiedRadixCache(
-            params=CacheInitParams(
-                req_to_token_pool=self.requests,
-                token_to_kv_pool_allocator=self.allocator,
-                page_size=1,
-                disable=False,
-                tree_components=(FULL, MAMBA),
-                enable_mamba_extra_buffer=extra_buffer,
-                tree_core_backend=core,
-            )
+        self.params = CacheInitParams(
+            req_to_token_pool=self.requests,
+            token_to_kv_pool_allocator=self.allocator,
+            page_size=1,
+            disable=False,
+            tree_components=(FULL, MAMBA),
+            enable_mamba_extra_buffer=extra_buffer,
+            tree_core_backend=core,
         )
+        self.cache = UnifiedRadixCache(params=self.params)
         self.core = self.cache.tree_core
         # Where cached states live: the pool of running requests, or the int8 pool.
         checkpoints = self.requests.mamba_ckpt_pool

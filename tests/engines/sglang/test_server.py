@@ -183,11 +183,6 @@ def test_int8_bytes_are_shown_and_counted(int8_answers):
     assert "int8 checkpoint pool of 24 states" in int8_answers["gds int8"]["log"]
 
 
-def test_int8_without_a_number_of_states_is_refused(model):
-    written = refused(model, "--kv-cache-plugin", "statecache", "--statecache-int8")
-    assert "statecache: --statecache-int8 needs --statecache-int8-slots N" in written
-
-
 def test_a_bad_setting_stops_the_server_with_one_line(model):
     written = refused(model, "--kv-cache-plugin", "statecache", "--statecache-cost", "0,0")
     assert "cost coefficients must not both be 0" in written.splitlines()[-1]
