@@ -121,7 +121,7 @@ def slots_beside(pool: Any) -> int:
     """
     library = _library()
     active = _active_state(pool)
-    active_bytes = (pool.mamba_pool.size + 1) * int(
+    active_bytes: int = (pool.mamba_pool.size + 1) * int(
         library.estimate_bytes(active, 1, mode="native")
     )
     return max(active_bytes // int(library.estimate_bytes(active, 1)) - 1, 1)
