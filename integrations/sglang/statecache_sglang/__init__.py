@@ -1,4 +1,4 @@
-"""statecache's adapter for SGLang."""
+"""statecache's adapter for SGLang. Importing it imports neither SGLang nor statecache."""
 
 from statecache_sglang.adapter import register
 

@@ -1,10 +1,105 @@
-"""What SGLang calls when it loads its plugins."""
+"""What SGLang calls when it loads its plugins: the flags, and the switch they turn.
 
-import logging
+SGLang 0.5.23 loads plugins before it parses the command line (`launch_server`, `cli/serve.py`),
+in `Engine.__init__`, and again in every process it starts (`run_scheduler_process`,
+`run_detokenizer_process`). Settings travel to those processes in `STATECACHE_CONFIG`.
+"""
 
-_log = logging.getLogger("statecache.sglang")
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from statecache_sglang import seams
+
+if TYPE_CHECKING:
+    import argparse
+
+    from statecache.settings import Settings
+    from statecache_sglang.install import Installed
+
+# As statecache.settings.CONFIG_VARIABLE, which must not be imported while the plugin is off.
+_CONFIG = "STATECACHE_CONFIG"
+_SCHEDULER = "sglang.srt.managers.scheduler"
+
+_installed: Installed | None = None
 
 
 def register() -> None:
-    """Entry point of SGLang's plugin loader. Changes nothing in this release, and says so."""
-    _log.info("statecache: the SGLang adapter is not part of this release; nothing was changed")
+    """Entry point of SGLang's plugin loader.
+
+    Adds the flags. Where the settings are already in the environment and this process may run a
+    scheduler, installs: SGLang only logs what a plugin raises, so a failure is a `SystemExit`.
+    """
+    seams.hook_server_args(_add_cli_args, _from_cli_args, _before_resolution)
+    seams.hook_engine_arguments(_engine_arguments)
+    if os.environ.get(_CONFIG) and _SCHEDULER in sys.modules:
+        switch({})
+
+
+def switch(given: dict[str, Any]) -> Settings:
+    """Settle the settings from what was given and the environment; install if they say so.
+
+    Once on, the plugin stays on for every later engine of this process, unless that one gives
+    settings of its own.
+    """
+    global _installed
+    from statecache.errors import SettingsError
+    from statecache.settings import Settings
+
+    try:
+        settings = Settings.from_given(given)
+        if not settings.enabled:
+            return settings
+        settings.to_environment()
+        if _installed is None or _installed.settings != settings:
+            from statecache_sglang.install import install
+
+            if _installed is not None:
+                _installed.remove()
+                _installed = None
+            _installed = install(settings)
+    except (SettingsError, seams.SeamError) as error:
+        raise SystemExit(f"statecache: {error}") from None
+    return settings
+
+
+def _add_cli_args(_result: Any, *args: Any) -> None:
+    from statecache.settings import add_flags
+
+    add_flags(args[-1])
+
+
+def _from_cli_args(original: Callable[..., Any], cls: Any, args: argparse.Namespace) -> Any:
+    from statecache.settings import given_on
+
+    given = given_on(args)
+    if given:
+        switch(given)
+    return original(cls, args)
+
+
+def _before_resolution(server_args: Any, *_args: Any, **_kwargs: Any) -> None:
+    if not os.environ.get(_CONFIG):
+        return
+    settings = switch({})
+    if settings.enabled:
+        from statecache_sglang.refusals import refuse
+
+        refuse(server_args)
+        if settings.int8:
+            seams.ask_for_int8(server_args, settings.int8_slots)
+
+
+def _engine_arguments(original: Callable[..., Any], **kwargs: Any) -> Any:
+    given = _take_own(kwargs)
+    if given:
+        switch(given)
+    return original(**kwargs)
+
+
+def _take_own(kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = [name for name in kwargs if name == "kv_cache_plugin" or name.startswith("statecache_")]
+    return {name.removeprefix("statecache_"): kwargs.pop(name) for name in names}

@@ -1,0 +1,96 @@
+"""Puts the adapter in place, all of it or nothing, and says so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from statecache.settings import Settings, flag_of
+from statecache_sglang import seams
+from statecache_sglang.seam_table import TESTED
+
+_log = logging.getLogger("statecache.sglang")
+
+
+class Installed:
+    """What was put in place, for `remove` to take back."""
+
+    def __init__(self, settings: Settings, patches: Sequence[seams.Patch]) -> None:
+        self.settings = settings
+        self._patches = patches
+
+    def remove(self) -> None:
+        """Give SGLang its own parts back; caches already built keep what they have."""
+        for patch in self._patches:
+            patch.remove()
+
+
+def install(settings: Settings) -> Installed:
+    """Probe every seam, then install. Raises `SeamError` with nothing installed."""
+    check_seams(settings)
+    from statecache_sglang.python_core import IndexedMambaComponent, IndexedPythonCore
+    from statecache_sglang.rust_core import IndexedRustCore
+    from statecache_sglang.shortage import admit_all_or_none
+
+    def build(params: Any, components: Any, name: str) -> Any:
+        if name == "rust":
+            return IndexedRustCore(params, settings)
+        return IndexedPythonCore(params, components, settings)
+
+    patches: list[seams.Patch] = [
+        seams.TreeCorePatch(IndexedMambaComponent, leads, build),
+        seams.AdmissionPatch(admit_all_or_none),
+    ]
+    if settings.int8:
+        from statecache_sglang import int8
+
+        patches += int8.patches(settings)
+    with ExitStack() as undo:
+        for patch in patches:
+            patch.install()
+            undo.callback(patch.remove)
+        undo.pop_all()
+    _log.info(
+        "statecache: policy %s, cost %r,%r, SGLang %s",
+        settings.policy,
+        *settings.cost,
+        seams.engine_version(),
+    )
+    return Installed(settings, patches)
+
+
+def check_seams(settings: Settings) -> None:
+    """Raise `SeamError` unless every seam is as it was in the tested versions."""
+    broken = [f"{name}: {state}" for name, state in seams.probe() if state != "ok"]
+    version = seams.engine_version()
+    if broken:
+        raise seams.SeamError(f"SGLang {version} does not fit: {'; '.join(broken)}")
+    if version not in TESTED:
+        what = f"SGLang {version} was not tested (tested: {', '.join(TESTED)})"
+        if settings.strict:
+            raise seams.SeamError(f"{what} and {flag_of('strict')} is on")
+        _log.warning("statecache: %s; every seam is in place, going on", what)
+
+
+def leads(params: Any, name: str) -> bool:
+    """Whether the index leads the cache that is about to be built; stop where it cannot."""
+    components = seams.tree_components(params)
+    if params.disable or "MAMBA" not in components:
+        _log.warning("statecache: this model caches no recurrent states; nothing was changed")
+        return False
+    problem = None
+    if name not in ("rust", "python"):
+        problem = f"the tree core '{name}'"
+    elif set(components) != {"FULL", "MAMBA"}:
+        problem = f"a cache of {', '.join(components)}"
+    elif params.enable_session_radix_cache:
+        problem = "--enable-session-radix-cache"
+    elif params.component_registry_override:
+        problem = "a cache with components of its own (MLX)"
+    if problem is not None:
+        raise SystemExit(
+            f"statecache: {problem} is not supported with --kv-cache-plugin statecache"
+        )
+    return True

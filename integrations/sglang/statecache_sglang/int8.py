@@ -1,0 +1,127 @@
+"""The int8 checkpoint pool in the place of SGLang's own: same life cycle, same calls."""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+from typing import Any
+
+from statecache.settings import Settings, flag_of
+from statecache_sglang import pool_seams
+from statecache_sglang.seams import Patch
+
+_log = logging.getLogger("statecache.sglang")
+_GIB = 1 << 30
+
+# Torch is the engine's, and not there where this package is only checked.
+torch: Any = import_module("torch")
+Tensor = Any
+
+
+def _library() -> Any:
+    try:
+        return import_module("statecache.checkpoint_pool")
+    except ImportError as error:
+        raise SystemExit(
+            f"statecache: {flag_of('int8')} is not part of this installation ({error})"
+        ) from None
+
+
+class CheckpointSlots:
+    """A `CheckpointPool` as SGLang calls its own: slots are int64 tensors, slot 0 is reserved.
+
+    Slot numbers are kept on the host too: on CUDA, `free` and the two copies wait for the slots
+    they are given, and a store waits for its report.
+    """
+
+    def __init__(self, pool: Any, slots: int) -> None:
+        library = _library()
+        temporal, conv = pool_seams.temporal_and_conv(pool)
+        side = {
+            name: library.SideState(tensor, slot_dim)
+            for name, (tensor, slot_dim) in pool_seams.side_states(pool).items()
+        }
+        self._active = library.ActiveState(temporal, conv, side)
+        self._device = pool_seams.device_of(pool)
+        self._pool = library.CheckpointPool(self._active, slots, reserve_slot_zero=True)
+        self.num_slots = slots
+        self.refused = 0
+        self._refused: set[int] = set()
+
+    def alloc(self, n: int = 1) -> Tensor | None:
+        """Take `n` slots, or None when fewer are free."""
+        taken = self._pool.alloc(n)
+        return None if taken is None else torch.tensor(taken, device=self._device)
+
+    def free(self, slots: Tensor) -> None:
+        """Give slots back."""
+        self._pool.free(slots.tolist())
+
+    def available_size(self) -> int:
+        """Return how many slots are free."""
+        return int(self._pool.available)
+
+    def clear(self) -> None:
+        """Give all slots back."""
+        self._pool.clear()
+
+    def mem_usage_bytes(self) -> int:
+        """Return the bytes the pool holds."""
+        return int(self._pool.total_bytes)
+
+    def store_from_active(self, _pool: Any, active_slots: Tensor, slots: Tensor) -> None:
+        """Quantise active states into slots; ask `was_refused` afterwards."""
+        report = self._pool.store(self._active, active_slots, slots.tolist())
+        self._refused = set(report.refused())
+        self.refused += len(self._refused)
+
+    def was_refused(self, slots: Tensor) -> bool:
+        """Whether the last store kept nothing in these slots (NaN or Inf) and freed them."""
+        return not self._refused.isdisjoint(slots.tolist())
+
+    def load_to_active(self, _pool: Any, slots: Tensor, active_slots: Tensor) -> None:
+        """Bring states back into active slots."""
+        self._pool.load(slots.tolist(), self._active, active_slots)
+
+
+def patches(settings: Settings) -> tuple[Patch, ...]:
+    """Return what puts the pool in place, counts its bytes and keeps its states."""
+    slots = settings.int8_slots
+    if slots is None:
+        raise SystemExit(f"statecache: {flag_of('int8')} needs {flag_of('int8_slots')} N")
+    _library()
+
+    def make(pool: Any, _active_slots: int) -> CheckpointSlots:
+        return CheckpointSlots(pool, slots)
+
+    def take_off(configurator: Any, rest_gib: float) -> float:
+        needed = _bytes_of(configurator, slots)
+        left = rest_gib - needed / _GIB
+        if left <= 0:
+            raise SystemExit(
+                f"statecache: {flag_of('int8_slots')} {slots} needs {needed:,} bytes,"
+                f" {int(rest_gib * _GIB):,} are left for states and KV"
+            )
+        _log.info("statecache: int8 checkpoint pool of %d states, %d bytes", slots, needed)
+        return left
+
+    return (
+        pool_seams.PoolPatch(make),
+        pool_seams.EvictionPatch(),
+        pool_seams.BudgetPatch(take_off),
+    )
+
+
+def _bytes_of(configurator: Any, slots: int) -> int:
+    library = _library()
+    layers, params = pool_seams.state_layout(configurator)
+
+    def empty(shape: Any, dtype: Any) -> Tensor:
+        return torch.empty((layers, 1, *shape), dtype=dtype, device="meta")
+
+    active = library.ActiveState(
+        empty(params.shape.temporal, params.dtype.temporal),
+        [empty(shape, params.dtype.conv) for shape in params.shape.conv],
+    )
+    beside = int(configurator.extra_mamba_cache_bytes_per_req) * (slots + 1)
+    return int(library.estimate_bytes(active, slots, reserve_slot_zero=True)) + beside

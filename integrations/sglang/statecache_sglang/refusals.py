@@ -1,0 +1,37 @@
+"""Ways to run SGLang that this release does not support together with the plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_Test = Callable[[Any], bool]
+
+# By the field of `ServerArgs` (SGLang 0.5.23): what is refused, and how the line calls it.
+REFUSED: dict[str, tuple[_Test, str]] = {
+    "disable_radix_cache": (bool, "--disable-radix-cache (nothing would be cached)"),
+    "radix_cache_backend": (bool, "--radix-cache-backend"),
+    "enable_hierarchical_cache": (bool, "--enable-hierarchical-cache"),
+    "enable_lmcache": (bool, "--enable-lmcache"),
+    "enable_flexkv": (bool, "--enable-flexkv"),
+    "enable_unified_cache_external_linker": (bool, "--enable-unified-cache-external-linker"),
+    "enable_session_radix_cache": (bool, "--enable-session-radix-cache"),
+    "enable_streaming_session": (bool, "--enable-streaming-session"),
+    "enable_unified_memory": (bool, "--enable-unified-memory"),
+    "speculative_algorithm": (bool, "speculative decoding (--speculative-algorithm)"),
+    "pp_size": (lambda size: size > 1, "pipeline parallelism (--pp-size above 1)"),
+    "dp_size": (lambda size: size > 1, "data parallelism (--dp-size above 1)"),
+    "disaggregation_mode": (
+        lambda mode: mode != "null",
+        "prefill/decode disaggregation (--disaggregation-mode)",
+    ),
+}
+
+
+def refuse(server_args: Any) -> None:
+    """Stop with one line if `server_args` asks for something that is not supported."""
+    for field, (asked_for, name) in REFUSED.items():
+        if asked_for(getattr(server_args, field)):
+            raise SystemExit(
+                f"statecache: {name} is not supported with --kv-cache-plugin statecache"
+            )

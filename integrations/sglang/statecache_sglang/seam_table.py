@@ -1,0 +1,166 @@
+"""Every seam of SGLang that statecache uses, as a table to check against what is installed.
+
+Nothing of SGLang is imported before a seam is looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from typing import Any
+
+__all__ = ["SEAMS", "TESTED", "Seam"]
+
+TESTED = ("0.5.23",)
+
+# Where things are; `seams` looks in the same places.
+COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
+PYTHON_CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core"
+RUST_CORE = "sglang.srt.mem_cache.rust_tree_core.adapter"
+ACTIONS = "sglang.srt.mem_cache.unified_cache.cache_action"
+INTERFACE = "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface"
+REGISTRY = "sglang.srt.mem_cache.unified_cache.tree_core_registry"
+CACHE = "sglang.srt.mem_cache.unified_radix_cache"
+ADDER = "sglang.srt.managers.schedule_policy"
+CHECKPOINTS = "sglang.srt.mem_cache.mamba_checkpoint_pool"
+CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"
+ENGINE = "sglang.srt.entrypoints.engine"
+POOL = "sglang.srt.mem_cache.memory_pool"
+
+
+@dataclasses.dataclass(frozen=True)
+class Seam:
+    """One thing of SGLang that is used, and what must hold for it."""
+
+    module: str
+    path: str
+    parameters: tuple[str, ...] = ()
+    base: str | None = None
+
+    def state(self) -> str:
+        """Return "ok", "missing", or "moved" with what is different."""
+        try:
+            found: Any = importlib.import_module(self.module)
+            for name in self.path.split("."):
+                found = inspect.getattr_static(found, name)
+        except (ImportError, AttributeError):
+            return "missing"
+        if isinstance(found, staticmethod | classmethod):
+            found = found.__func__
+        if self.base is not None and self.base not in [b.__name__ for b in found.__mro__[1:]]:
+            return f"moved (no longer a {self.base})"
+        if self.parameters:
+            names = tuple(inspect.signature(found).parameters)
+            if names != self.parameters:
+                return f"moved (takes {', '.join(names)})"
+        return "ok"
+
+
+def _seams(module: str, owner: str, methods: dict[str, str]) -> tuple[Seam, ...]:
+    return tuple(
+        Seam(module, f"{owner}.{name}", ("self", *parameters.split()))
+        for name, parameters in methods.items()
+    )
+
+
+_WALK = "tracker device_frees host_frees cache_actions"
+_EVICT = "device_frees host_frees cache_actions target"
+
+SEAMS: tuple[Seam, ...] = (
+    Seam("sglang.srt.server_args", "ServerArgs.add_cli_args"),
+    Seam("sglang.srt.server_args", "ServerArgs.from_cli_args", ("cls", "args")),
+    Seam("sglang.srt.server_args", "ServerArgs.resolve_once", ("self",)),
+    Seam(COMPONENTS, "MambaComponent", ("cache", "params"), base="TreeComponent"),
+    *_seams(
+        f"{COMPONENTS}.mamba",
+        "MambaComponent",
+        {
+            "refresh_lru": "phase node root_node",
+            "commit_insert_component_data": "node is_new_leaf params result cache_actions",
+            "evict_component": f"node {_EVICT}",
+            "release_component_lock": "node params lock_host",
+            "prepare_for_caching_req": "req insert_params token_ids_len is_finished",
+            "finalize_match_result_in_cache": "params result",
+            "_alloc_mamba_slot": "req",
+            "_alloc_int8_ckpt_slot": "",
+            "_evict_device_start": "request_cnt",
+            "_evict_device_next_node": _WALK,
+            "_evict_device_end": "",
+        },
+    ),
+    Seam(COMPONENTS, "LRURefreshPhase.MATCH_END"),
+    Seam(COMPONENTS, "ComponentType.MAMBA"),
+    Seam(COMPONENTS, "EvictLayer.DEVICE"),
+    Seam(PYTHON_CORE, "UnifiedTreeCore", ("params", "components")),
+    *_seams(
+        PYTHON_CORE,
+        "UnifiedTreeCore",
+        {
+            "reset": "",
+            "node_by_id": "node_id",
+            "set_component_device_value": "node_id component_type value",
+            "set_hicache_enabled": "",
+            "_evict_component_and_detach_lru": f"node comp {_EVICT} tracker",
+            "_cascade_evict": "node trigger tracker device_frees host_frees cache_actions target",
+        },
+    ),
+    Seam(RUST_CORE, "RustUnifiedTreeCore", ("params",), base="UnifiedTreeCoreInterface"),
+    *_seams(
+        RUST_CORE,
+        "RustUnifiedTreeCore",
+        {
+            "reset": "",
+            "match_prefix": "params",
+            "begin_insert": "params",
+            "resume_insert": "",
+            "is_root": "node_id",
+            "inc_lock_ref": "node_id skip_lock_components",
+            "dec_lock_ref": "node_id params skip_swa",
+            "inc_full_pin": "node_id",
+            "dec_full_pin": "node_id",
+            "evict_device_start": "component_type request_cnt",
+            "evict_device_next_node": "component_type tracker",
+            "evict_device_end": "component_type",
+            "evict_device_leaf": "node_id is_write_back",
+            "evict_excess_path_states": "tail_node_id device_frees host_frees cache_actions",
+            "get_component_device_value": "node_id component_type",
+            "set_component_device_value": "node_id component_type value",
+            "set_hicache_enabled": "",
+        },
+    ),
+    *(
+        Seam("sglang.srt.mem_cache.rust_tree_core.mem_cache", name)
+        for name in (
+            "DecLockRefParamsBinding",
+            "RustUnifiedTreeCoreBinding.collect_path_info",
+            "RustUnifiedTreeCoreBinding.inc_lock_ref",
+            "RustUnifiedTreeCoreBinding.dec_lock_ref",
+        )
+    ),
+    Seam(INTERFACE, "EvictDeviceNextNodeResult"),
+    Seam(RUST_CORE, "RustUnifiedTreeCore._bindings"),
+    Seam(ACTIONS, "MambaEvictExcessPathStates"),
+    Seam("sglang.srt.mem_cache.rust_tree_core.mem_cache", "TreeCoreInitParamsBinding"),
+    Seam(REGISTRY, "register_tree_core_backend", ("name", "factory")),
+    Seam(REGISTRY, "resolve_tree_core_backend", ("name", "params")),
+    Seam(CACHE, "select_tree_core_backend", ("params",)),
+    Seam(CACHE, "COMPONENT_REGISTRY"),
+    *_seams(
+        CACHE,
+        "UnifiedRadixCache",
+        {
+            "inc_lock_ref": "node_id skip_lock_components",
+            "dec_lock_ref": "node_id params skip_swa",
+            "mamba_evictable_size": "",
+            "evict_for_alloc": "params allocation_reclaim_satisfied",
+        },
+    ),
+    *_seams(ADDER, "PrefillAdder", {"add_one_req": "req has_chunked_req truncation_align_size"}),
+    Seam(ADDER, "AddReqResult.NO_TOKEN"),
+    Seam(POOL, "HybridReqToTokenPool", base="ReqToTokenPool"),
+    Seam(POOL, "HybridReqToTokenPool._init_mamba_pool"),
+    Seam(CHECKPOINTS, "maybe_init_int8_mamba_checkpoint_pool"),
+    *_seams(CONFIGURATOR, "KVCacheConfigurator", {"_handle_max_mamba_cache": "total_rest_memory"}),
+    Seam("sglang.srt.mem_cache.base_prefix_cache", "EvictParams"),
+)

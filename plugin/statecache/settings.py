@@ -1,0 +1,207 @@
+"""Every setting of the plugin, for both engines: flags, environment, checks.
+
+"Given explicitly" is kept apart from the value: an adapter hands over only what the user gave
+(`None` means not given) and `Settings.given` remembers which names those were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from statecache._index import CostModel
+from statecache.errors import SettingsError, on_one_line
+from statecache.reference import POLICIES
+
+__all__ = [
+    "CONFIG_VARIABLE",
+    "FIELDS",
+    "PLUGINS",
+    "POLICIES",
+    "STRICT_VARIABLE",
+    "Settings",
+    "add_flags",
+    "flag_of",
+    "given_on",
+]
+
+CONFIG_VARIABLE = "STATECACHE_CONFIG"
+STRICT_VARIABLE = "STATECACHE_STRICT"
+PLUGINS = ("statecache",)
+
+
+class _Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the user gave, as it travels in `STATECACHE_CONFIG`; `None` is "not given"."""
+
+    kv_cache_plugin: str | None = None
+    policy: str | None = None
+    cost: str | None = None
+    int8: bool | None = None
+    int8_slots: int | None = None
+    strict: bool | None = None
+
+
+FIELDS = _Given.__struct_fields__
+
+_FLAGS: dict[str, dict[str, Any]] = {
+    "kv_cache_plugin": {
+        "metavar": "NAME",
+        "help": f"switch a cache plugin on: {', '.join(PLUGINS)}. Without it nothing changes.",
+    },
+    "policy": {
+        "metavar": "NAME",
+        "help": f"which recurrent state to drop first: {', '.join(POLICIES)} (default: gds)",
+    },
+    "cost": {
+        "metavar": "LINEAR,QUADRATIC",
+        "help": "cost of computing tokens a to b: LINEAR*(b-a) + QUADRATIC*(b*b-a*a)/2e5 "
+        "(default: 1.862e-5,3.33e-6)",
+    },
+    "int8": {
+        "action": "store_true",
+        "help": "keep cached states in a separate int8 checkpoint pool",
+    },
+    "int8_slots": {
+        "metavar": "N",
+        "type": int,
+        "help": "states the int8 checkpoint pool holds",
+    },
+    "strict": {
+        "action": "store_true",
+        "help": "stop the server on an engine version that statecache was not tested with",
+    },
+}
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """The settings in force. Build them with `from_given` or `from_environment`."""
+
+    kv_cache_plugin: str | None = None
+    policy: str = "gds"
+    cost: tuple[float, float] = (CostModel().linear, CostModel().quadratic)
+    int8: bool = False
+    int8_slots: int | None = None
+    strict: bool = False
+    given: tuple[str, ...] = ()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether this plugin was switched on."""
+        return self.kv_cache_plugin is not None
+
+    @classmethod
+    def from_given(
+        cls, given: Mapping[str, Any], environment: Mapping[str, str] | None = None
+    ) -> Settings:
+        """Check what the user gave, on top of what `environment` carries, and fill the rest.
+
+        A name given here wins over the environment. Raises `SettingsError` with one line.
+        """
+        carried = _carried(os.environ if environment is None else environment)
+        merged = carried | {name: value for name, value in given.items() if value is not None}
+        try:
+            checked = msgspec.convert(merged, _Given)
+        except msgspec.ValidationError as error:
+            raise SettingsError(on_one_line(f"statecache setting: {error}")) from error
+        return _filled(checked)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read `STATECACHE_CONFIG` and `STATECACHE_STRICT`."""
+        return cls.from_given({}, environment)
+
+    def to_environment(self, environment: dict[str, str] | os._Environ[str] | None = None) -> None:
+        """Write the given values to `STATECACHE_CONFIG`, which child processes inherit."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in self.given}
+        if "cost" in values:
+            values["cost"] = f"{self.cost[0]!r},{self.cost[1]!r}"
+        target = os.environ if environment is None else environment
+        target[CONFIG_VARIABLE] = msgspec.json.encode(_Given(**values)).decode()
+
+    def cost_model(self) -> CostModel:
+        """Return the cost model these settings ask for."""
+        return CostModel(*self.cost)
+
+
+def flag_of(name: str) -> str:
+    """Return the command line flag of the setting `name`."""
+    flag = "--" + name.replace("_", "-")
+    return flag if name == "kv_cache_plugin" else flag.replace("--", "--statecache-", 1)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add every flag, in a group of its own, each `None` unless given."""
+    group = parser.add_argument_group("statecache")
+    for name, options in _FLAGS.items():
+        destination = flag_of(name).removeprefix("--").replace("-", "_")
+        group.add_argument(flag_of(name), dest=destination, default=None, **options)
+
+
+def given_on(holder: Any) -> dict[str, Any]:
+    """Return the settings given on a parsed command line."""
+    values = {
+        name: getattr(holder, flag_of(name).removeprefix("--").replace("-", "_"), None)
+        for name in FIELDS
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _carried(environment: Mapping[str, str]) -> dict[str, Any]:
+    carried: dict[str, Any] = {}
+    strict = environment.get(STRICT_VARIABLE, "")
+    if strict not in ("", "0", "1"):
+        raise SettingsError(on_one_line(f"{STRICT_VARIABLE} must be 0 or 1, not '{strict}'"))
+    if strict:
+        carried["strict"] = strict == "1"
+    text = environment.get(CONFIG_VARIABLE, "")
+    if not text:
+        return carried
+    try:
+        given = msgspec.json.decode(text.encode(), type=_Given)
+    except msgspec.DecodeError as error:
+        raise SettingsError(on_one_line(f"{CONFIG_VARIABLE}: {error}")) from error
+    return carried | {name: value for name in FIELDS if (value := getattr(given, name)) is not None}
+
+
+def _filled(given: _Given) -> Settings:
+    plugin, policy, slots = given.kv_cache_plugin, given.policy, given.int8_slots
+    if plugin is not None and plugin not in PLUGINS:
+        raise _bad("kv_cache_plugin", plugin, f"use {' or '.join(PLUGINS)}")
+    if policy is not None and policy not in POLICIES:
+        raise _bad("policy", policy, f"use {' or '.join(POLICIES)}")
+    if slots is not None and slots < 1:
+        raise _bad("int8_slots", slots, "use a number of states, 1 or more")
+    if slots is not None and not given.int8:
+        raise SettingsError(f"{flag_of('int8_slots')} needs {flag_of('int8')}")
+    names = tuple(name for name in FIELDS if getattr(given, name) is not None)
+    if plugin is None and set(names) - {"strict"}:
+        first = next(name for name in names if name != "strict")
+        raise SettingsError(f"{flag_of(first)} needs {flag_of('kv_cache_plugin')} statecache")
+    values = {name: getattr(given, name) for name in names}
+    if given.cost is not None:
+        values["cost"] = _parse_cost(given.cost)
+    return Settings(**values, given=names)
+
+
+def _parse_cost(text: str) -> tuple[float, float]:
+    parts = text.split(",")
+    try:
+        linear, quadratic = (float(part) for part in parts)
+    except ValueError:
+        raise _bad("cost", text, "use two numbers, LINEAR,QUADRATIC") from None
+    if not (math.isfinite(linear) and math.isfinite(quadratic)):
+        raise _bad("cost", text, "both numbers must be finite")
+    try:
+        CostModel(linear, quadratic)
+    except ValueError as error:
+        raise _bad("cost", text, str(error)) from error
+    return linear, quadratic
+
+
+def _bad(name: str, value: object, advice: str) -> SettingsError:
+    return SettingsError(on_one_line(f"{flag_of(name)} cannot be '{value}': {advice}"))

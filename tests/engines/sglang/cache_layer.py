@@ -1,0 +1,270 @@
+"""SGLang's real cache layer on a CPU: `UnifiedRadixCache` over real pools, without a model.
+
+Attention plus recurrent layers, tiny states, page size 1: what SGLang builds for a hybrid model
+on a CPU. One `Traffic` drives it as the scheduler does and knows which slots are in use.
+"""
+
+from __future__ import annotations
+
+from array import array
+from contextlib import contextmanager
+
+import torch
+from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
+from sglang.srt.environ import envs
+from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+
+from statecache.settings import Settings
+
+FULL, MAMBA = ComponentType.FULL, ComponentType.MAMBA
+CORES = ("python", "rust")
+
+torch.set_num_threads(1)
+
+
+@contextmanager
+def plugin(**given):
+    """Have the plugin in place while caches are built; without arguments, not at all."""
+    if not given:
+        yield None
+        return
+    from statecache_sglang.install import install
+
+    installed = install(Settings.from_given({"kv_cache_plugin": "statecache", **given}, {}))
+    try:
+        yield installed
+    finally:
+        installed.remove()
+
+
+def build_pools(
+    slots: int,
+    kv_tokens: int,
+    max_states_per_path: int | None = None,
+    extra_buffer: bool = False,
+):
+    cap = max_states_per_path
+    extra = {} if cap is None else {"mamba_max_states_per_path": cap}
+    server_args = ServerArgs(model_path="dummy", page_size=1, **extra)
+    server_args._mamba_cache_chunk_size = 64
+    set_global_server_args_for_scheduler(server_args)
+    with envs.SGLANG_MAMBA_SSM_DTYPE.override("bfloat16"):
+        shape = Mamba2StateShape.create(
+            tp_world_size=1,
+            intermediate_size=32,
+            n_groups=1,
+            num_heads=2,
+            head_dim=16,
+            state_size=16,
+            conv_kernel=4,
+        )
+        states = Mamba2CacheParams(shape=shape, layers=[0, 1])
+    requests = HybridReqToTokenPool(
+        size=8,
+        mamba_size=slots,
+        mamba_spec_state_size=8,
+        max_context_len=1024,
+        device="cpu",
+        enable_memory_saver=False,
+        cache_params=states,
+        mamba_layer_ids=[0, 1],
+        enable_mamba_extra_buffer=extra_buffer,
+        speculative_num_draft_tokens=3,
+    )
+    kv = HybridLinearKVPool(
+        size=kv_tokens,
+        dtype=torch.bfloat16,
+        page_size=1,
+        head_num=1,
+        head_dim=2,
+        full_attention_layer_ids=[2],
+        device="cpu",
+        enable_memory_saver=False,
+        mamba_pool=requests.mamba_pool,
+    )
+    allocator = TokenToKVPoolAllocator(
+        size=kv_tokens, dtype=torch.bfloat16, device="cpu", kvcache=kv, need_sort=False
+    )
+    return requests, allocator
+
+
+class Traffic:
+    """A cache and what a scheduler does with it, request by request."""
+
+    def __init__(
+        self, core: str, slots: int = 64, kv_tokens: int = 20_000, extra_buffer=False, **options
+    ):
+        self.slots, self.kv_tokens = slots, kv_tokens
+        self.requests, self.allocator = build_pools(
+            slots, kv_tokens, extra_buffer=extra_buffer, **options
+        )
+        self.cache = UnifiedRadixCache(
+            params=CacheInitParams(
+                req_to_token_pool=self.requests,
+                token_to_kv_pool_allocator=self.allocator,
+                page_size=1,
+                disable=False,
+                tree_components=(FULL, MAMBA),
+                enable_mamba_extra_buffer=extra_buffer,
+                tree_core_backend=core,
+            )
+        )
+        self.core = self.cache.tree_core
+        self.held: list = []
+
+    # What a cache is asked for. A subclass may watch.
+
+    @staticmethod
+    def key(tokens, extra_key=None, cache_salt=None):
+        return RadixKey(array("q", tokens), extra_key, cache_salt=cache_salt)
+
+    def match(self, tokens, **namespace):
+        return self.cache.match_prefix(MatchPrefixParams(key=self.key(tokens, **namespace)))
+
+    def lock(self, node):
+        return node, self.cache.inc_lock_ref(node).to_dec_params()
+
+    def unlock(self, lock) -> None:
+        self.cache.dec_lock_ref(*lock)
+
+    def insert(self, tokens, values, slot, hit, **namespace):
+        return self.cache.insert(
+            InsertParams(
+                key=self.key(tokens, **namespace),
+                value=values,
+                mamba_value=slot,
+                prev_prefix_len=hit,
+            )
+        )
+
+    def evict(self, states: int = 0, kv_tokens: int = 0) -> int:
+        result = self.cache.evict(EvictParams(num_tokens=kv_tokens, mamba_num=states))
+        return result.mamba_num_evicted
+
+    # What a scheduler makes of it.
+
+    def hit(self, tokens, **namespace) -> int:
+        return self.match(tokens, **namespace).device_prefix_len
+
+    def state_slot(self):
+        """A slot of the state pool, evicting one state when none is free; None when pinned."""
+        slot = self.requests.mamba_allocator.alloc(1)
+        if slot is None:
+            self.evict(states=1)
+            slot = self.requests.mamba_allocator.alloc(1)
+        return slot
+
+    def kv_slots(self, tokens: int):
+        missing = tokens - self.allocator.available_size()
+        if missing > 0:
+            self.evict(kv_tokens=missing)
+        return self.allocator.alloc(tokens)
+
+    def run(self, tokens, pieces: int = 1, **namespace) -> int | None:
+        """One request from match to cached states, prefilled in so many pieces.
+
+        Returns its hit, or None when a state or its KV found no room; the pieces cached until
+        then stay.
+        """
+        match = self.match(tokens, **namespace)
+        hit = cached = match.device_prefix_len
+        lock = self.lock(match.best_match_node)
+        try:
+            for piece in range(1, pieces + 1):
+                end = cached + (len(tokens) - cached) * piece // pieces
+                node = self._cache_piece(tokens[:end], cached, lock[0], namespace)
+                if node is None:
+                    return None
+                cached = end
+                self.unlock(lock)
+                lock = self.lock(node)
+        finally:
+            self.unlock(lock)
+        return hit
+
+    def _cache_piece(self, tokens, cached, node, namespace):
+        slot = self.state_slot()
+        if slot is None:
+            return None
+        fresh = self.kv_slots(len(tokens) - cached)
+        if fresh is None:
+            self.requests.mamba_allocator.free(slot)
+            return None
+        values = torch.cat([self.cache.path_device_indices(node)[:cached], fresh])
+        result = self.insert(tokens, values, slot, cached, **namespace)
+        if result.mamba_exist:
+            self.requests.mamba_allocator.free(slot)
+        return result.last_device_node
+
+    def run_key(self, key) -> int:
+        """One request as `run` does it, its key made beforehand: nothing but SGLang's own work."""
+        cache, states = self.cache, self.requests.mamba_allocator
+        match = cache.match_prefix(MatchPrefixParams(key=key))
+        hit, node = match.device_prefix_len, match.best_match_node
+        lock = cache.inc_lock_ref(node).to_dec_params()
+        slot = states.alloc(1)
+        if slot is None:
+            cache.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
+            slot = states.alloc(1)
+        fresh = self.allocator.alloc(len(key) - hit)
+        if fresh is None:
+            cache.evict_for_alloc(EvictParams(num_tokens=len(key) - hit))
+            fresh = self.allocator.alloc(len(key) - hit)
+        values = torch.cat([cache.path_device_indices(node)[:hit], fresh])
+        result = cache.insert(
+            InsertParams(key=key, value=values, mamba_value=slot, prev_prefix_len=hit)
+        )
+        if result.mamba_exist:
+            states.free(slot)
+        cache.dec_lock_ref(node, lock)
+        return hit
+
+    def abort(self, tokens, **namespace) -> int:
+        """A request that is admitted, gets its slots and is aborted before it caches anything."""
+        match = self.match(tokens, **namespace)
+        lock = self.lock(match.best_match_node)
+        slot = self.state_slot()
+        fresh = self.kv_slots(len(tokens) - match.device_prefix_len)
+        if slot is not None:
+            self.requests.mamba_allocator.free(slot)
+        if fresh is not None and len(fresh):
+            self.allocator.free(fresh)
+        self.unlock(lock)
+        return match.device_prefix_len
+
+    def hold(self, tokens, **namespace) -> None:
+        """Lock the node a match of `tokens` ends at, as a running request does."""
+        self.held.append(self.lock(self.match(tokens, **namespace).best_match_node))
+
+    def let_go(self, at: int = 0) -> None:
+        self.unlock(self.held.pop(at))
+
+    def flush(self) -> None:
+        self.held.clear()
+        self.cache.reset()
+        self.requests.mamba_allocator.clear()
+        self.allocator.clear()
+
+    def state_slots(self) -> list[int]:
+        """Slots of the states in the tree, sorted."""
+        return sorted(self.core.all_mamba_values_flatten().tolist())
+
+    def check(self) -> None:
+        """SGLang's own invariants, and: cached + free = total, for both pools."""
+        self.core.sanity_check([], [])
+        cached = self.core.all_mamba_values_flatten().numel()
+        assert cached + self.requests.mamba_allocator.available_size() == self.slots
+        kv = self.core.all_values_flatten().numel()
+        assert kv + self.allocator.available_size() == self.kv_tokens
+        advisor = getattr(self.core, "advisor", None)
+        if advisor is not None:
+            assert advisor.anomalies == 0
+            assert len(advisor.book) == cached
+            advisor.book.check()

@@ -1,0 +1,32 @@
+"""Real SGLang requests against the cache layer, without a model."""
+
+from __future__ import annotations
+
+from array import array
+
+from cache_layer import Traffic
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+_made = iter(range(1_000_000))
+
+
+def request(tokens: list[int]) -> Req:
+    made = Req(f"request-{next(_made)}", "", array("q", tokens), SamplingParams(max_new_tokens=1))
+    made.sampling_params.normalize(None)
+    return made
+
+
+def admit(traffic: Traffic, tokens: list[int]) -> Req:
+    """Match, lock and give slots, as the scheduler does with a request it admits."""
+    made = request(tokens)
+    made.init_next_round_input(traffic.cache)
+    made.lock = traffic.cache.lock(made.last_node)
+    rows = traffic.requests.alloc([made])
+    assert rows is not None
+    hit = made.prefix_len
+    fresh = traffic.kv_slots(len(tokens) - hit)
+    row = traffic.requests.req_to_token[made.kv.req_pool_idx]
+    row[:hit] = traffic.cache.path_device_indices(made.last_node)[:hit]
+    row[hit : len(tokens)] = fresh.to(row.dtype)
+    return made

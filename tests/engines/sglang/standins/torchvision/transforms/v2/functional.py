@@ -1,0 +1,3 @@
+"""Import-only."""
+
+from torchvision.transforms import InterpolationMode, __getattr__  # noqa: F401

@@ -1,0 +1,58 @@
+"""20,000 random operations on SGLang's real cache layer, both tree cores, step by step.
+
+After every operation SGLang's own invariants hold on every cache the plugin leads, and cached +
+free = total for states and KV. 16 state slots and 900 KV slots keep both under eviction pressure
+throughout.
+"""
+
+import pytest
+from brute_force import WatchedTraffic
+from cache_layer import CORES, Traffic, plugin
+from random_traffic import operations, perform
+
+SEED = 20_240_517
+SIZES = {"slots": 16, "kv_tokens": 900}
+
+
+def run_in_step(caches: list[Traffic], seed: int, count: int) -> None:
+    for number, operation in enumerate(operations(seed, count)):
+        seen = []
+        for cache in caches:
+            result = perform(cache, operation)
+            if hasattr(cache.core, "advisor"):
+                cache.check()
+            free = cache.allocator.available_size()
+            seen.append((result, cache.state_slots(), free))
+        assert all(one == seen[0] for one in seen), (seed, number, operation, seen)
+
+
+def test_lru_through_the_plugin_is_sglang_without_it():
+    plain = [Traffic(core, **SIZES) for core in CORES]
+    with plugin(policy="lru"):
+        led = [Traffic(core, **SIZES) for core in CORES]
+    assert [type(cache.core).__name__ for cache in plain + led] == [
+        "UnifiedTreeCore",
+        "RustUnifiedTreeCore",
+        "IndexedPythonCore",
+        "IndexedRustCore",
+    ]
+    run_in_step(plain + led, SEED, 20_000)
+
+
+def test_gds_is_the_same_on_both_cores_and_equals_brute_force():
+    with plugin(policy="gds"):
+        watched = WatchedTraffic("python", **SIZES)
+        other = Traffic("rust", **SIZES)
+    run_in_step([watched, other], SEED + 1, 20_000)
+    assert watched.core.advisor.book.watermark == other.core.advisor.book.watermark
+    assert watched.evictions > 5_000
+
+
+@pytest.mark.parametrize("policy", ["gds", "lru"])
+def test_a_cap_on_the_states_of_a_path(policy):
+    """--mamba-max-states-per-path takes states past the walk: the index must see that."""
+    with plugin(policy=policy):
+        caches = [Traffic(core, max_states_per_path=2, **SIZES) for core in CORES]
+    if policy == "lru":
+        caches += [Traffic(core, max_states_per_path=2, **SIZES) for core in CORES]
+    run_in_step(caches, SEED + 2, 3_000)

@@ -1,0 +1,133 @@
+"""Real SGLang servers on a CPU with a tiny Qwen3-Next: same tokens, more of them reused.
+
+One server at a time, each asked the same: prompts one by one, cold and again (warm), then six
+sessions in parallel under pressure on 24 state slots. Greedy, with log-probabilities.
+"""
+
+import threading
+from pathlib import Path
+
+import pytest
+from server import Server, refused, running
+from tiny_model import make_tiny_model
+
+SESSIONS, TURNS, TURN_TOKENS = 6, 4, 120
+CONFIGURATIONS = {
+    "off": (),
+    "lru": ("--kv-cache-plugin", "statecache", "--statecache-policy", "lru"),
+    "gds": ("--kv-cache-plugin", "statecache"),
+}
+
+
+def prompts() -> list[list[int]]:
+    """Growing chats, forks of them, and strangers: 30 prompts of 20 to 300 tokens."""
+    made = []
+    for chat in range(5):
+        base = [4 + (7 * i + 31 * chat) % 250 for i in range(60)]
+        made += [base, base + [9] * 40, base + [9] * 40 + [5, 6, 7] * 20, base[:45] + [8] * 30]
+        made += [[4 + (11 * i + chat) % 250 for i in range(20)], base * 5]
+    return made
+
+
+def session_prompt(session: int, turn: int) -> list[int]:
+    tokens = [4 + (i * 13 + session * 41) % 250 for i in range((turn + 1) * TURN_TOKENS)]
+    return [4 + session, *tokens]
+
+
+def run_sessions(server: Server) -> int:
+    """Each turn: every session goes on, in parallel, then 16 strangers pass by, in parallel.
+
+    Returns how many tokens of the sessions were reused.
+    """
+    reused = [0] * SESSIONS
+
+    def turn_of(session: int, turn: int) -> None:
+        reused[session] += server.generate(session_prompt(session, turn), new=2)["cached"]
+
+    def stranger(number: int) -> None:
+        server.generate([4 + (number * 17 + i * (number % 7 + 1)) % 250 for i in range(12)], new=2)
+
+    for turn in range(TURNS):
+        in_parallel([(turn_of, (session, turn)) for session in range(SESSIONS)])
+        for batch in range(4):
+            first = (turn * 4 + batch) * 4
+            in_parallel([(stranger, (first + number,)) for number in range(4)])
+    return sum(reused)
+
+
+def in_parallel(calls) -> None:
+    failed = []
+
+    def guarded(call, arguments) -> None:
+        try:
+            call(*arguments)
+        except OSError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=guarded, args=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def ask_everything(server: Server) -> dict:
+    cold = [server.generate(tokens) for tokens in prompts()]
+    warm = [server.generate(tokens) for tokens in prompts()]
+    server.flush()
+    return {"cold": cold, "warm": warm, "reused": run_sessions(server)}
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny-qwen3-next"))
+
+
+@pytest.fixture(scope="session")
+def answers(model, tmp_path_factory) -> dict[str, dict]:
+    logs = tmp_path_factory.mktemp("servers")
+    found = {}
+    for name, flags in CONFIGURATIONS.items():
+        log = logs / f"{name}.log"
+        with running(model, log, *flags) as server:
+            found[name] = ask_everything(server)
+        found[name]["log"] = log.read_text(errors="replace")
+    return found
+
+
+@pytest.mark.parametrize("name", ["lru", "gds"])
+@pytest.mark.parametrize("when", ["cold", "warm"])
+def test_the_tokens_are_those_of_sglang_alone(answers, name, when):
+    expected = [answer["tokens"] for answer in answers["off"][when]]
+    assert [answer["tokens"] for answer in answers[name][when]] == expected
+    assert all(len(tokens) == 8 for tokens in expected)
+
+
+def test_warm_requests_do_reuse_states(answers):
+    for name in CONFIGURATIONS:
+        assert sum(answer["cached"] for answer in answers[name]["warm"]) > 0
+
+
+def test_lru_reuses_what_sglang_alone_reuses(answers):
+    for when in ("cold", "warm"):
+        off, lru = answers["off"][when], answers["lru"][when]
+        assert [a["cached"] for a in lru] == [a["cached"] for a in off]
+
+
+def test_gds_reuses_more_under_pressure(answers):
+    assert answers["gds"]["reused"] > answers["lru"]["reused"]
+
+
+def test_the_cores_in_use_are_the_plugins(answers):
+    assert "Tree Core: RustUnifiedTreeCore" in answers["off"]["log"]
+    for name in ("lru", "gds"):
+        assert "Tree Core: IndexedRustCore" in answers[name]["log"]
+        assert f"statecache: policy {name}, cost 1.862e-05,3.33e-06" in answers[name]["log"]
+    assert "statecache: policy" not in answers["off"]["log"]
+
+
+def test_a_bad_setting_stops_the_server_with_one_line(model):
+    written = refused(model, "--kv-cache-plugin", "statecache", "--statecache-cost", "0,0")
+    assert "cost coefficients must not both be 0" in written.splitlines()[-1]
+    assert "statecache: --statecache-cost cannot be '0,0'" in written.splitlines()[-1]

@@ -1,0 +1,118 @@
+"""Settings: the same meaning from the command line, the environment and keyword arguments."""
+
+import argparse
+import re
+
+import pytest
+
+from statecache.errors import SettingsError
+from statecache.settings import FIELDS, POLICIES, Settings, add_flags, flag_of, given_on
+
+ON = {"kv_cache_plugin": "statecache"}
+
+
+def parse(*words: str) -> dict[str, object]:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    return given_on(parser.parse_args(words))
+
+
+def test_nothing_given_is_off():
+    settings = Settings.from_given(parse(), {})
+    assert not settings.enabled
+    assert settings.given == ()
+
+
+def test_defaults_are_those_of_the_design():
+    settings = Settings.from_given(ON, {})
+    assert (settings.policy, settings.cost) == ("gds", (1.862e-5, 3.33e-6))
+    assert (settings.int8, settings.int8_slots, settings.strict) == (False, None, False)
+    assert settings.given == ("kv_cache_plugin",)
+
+
+def test_flags_are_named_as_documented():
+    assert [flag_of(name) for name in FIELDS] == [
+        "--kv-cache-plugin",
+        "--statecache-policy",
+        "--statecache-cost",
+        "--statecache-int8",
+        "--statecache-int8-slots",
+        "--statecache-strict",
+    ]
+
+
+def test_every_flag_reaches_its_setting():
+    words = "--kv-cache-plugin statecache --statecache-policy lru --statecache-cost 2,0.5"
+    words += " --statecache-int8 --statecache-int8-slots 7 --statecache-strict"
+    settings = Settings.from_given(parse(*words.split()), {})
+    assert settings == Settings("statecache", "lru", (2.0, 0.5), True, 7, True, FIELDS)
+
+
+def test_a_default_given_explicitly_is_told_apart_from_one_that_was_not():
+    settings = Settings.from_given({**ON, "policy": "gds"}, {})
+    assert settings.policy == Settings.from_given(ON, {}).policy
+    assert "policy" in settings.given
+    assert "policy" not in Settings.from_given(ON, {}).given
+
+
+def test_the_environment_carries_all_of_it_to_a_child():
+    environment: dict[str, str] = {}
+    given = {**ON, "policy": "lru", "cost": "0.1,3e-7", "int8": True, "int8_slots": 3}
+    settings = Settings.from_given(given, {})
+    settings.to_environment(environment)
+    assert list(environment) == ["STATECACHE_CONFIG"]
+    assert Settings.from_environment(environment) == settings
+
+
+def test_the_command_line_wins_over_the_environment():
+    environment = {"STATECACHE_CONFIG": '{"kv_cache_plugin":"statecache","policy":"lru"}'}
+    assert Settings.from_environment(environment).policy == "lru"
+    assert Settings.from_given({"policy": "gds"}, environment).policy == "gds"
+
+
+@pytest.mark.parametrize(("text", "strict"), [("", False), ("0", False), ("1", True)])
+def test_strict_from_its_own_variable(text, strict):
+    assert Settings.from_environment({"STATECACHE_STRICT": text}).strict is strict
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kv_cache_plugin": "other"}, "--kv-cache-plugin cannot be 'other': use statecache"),
+        ({**ON, "policy": "x"}, f"--statecache-policy cannot be 'x': use {' or '.join(POLICIES)}"),
+        (
+            {**ON, "cost": "1"},
+            "--statecache-cost cannot be '1': use two numbers, LINEAR,QUADRATIC",
+        ),
+        ({**ON, "cost": "1,x"}, "use two numbers, LINEAR,QUADRATIC"),
+        ({**ON, "cost": "nan,1"}, "both numbers must be finite"),
+        ({**ON, "cost": "0,0"}, "cost coefficients must not both be 0"),
+        ({**ON, "cost": "-1,0"}, "cost coefficients must not be negative"),
+        ({**ON, "int8": True, "int8_slots": 0}, "--statecache-int8-slots cannot be '0'"),
+        ({**ON, "int8_slots": 4}, "--statecache-int8-slots needs --statecache-int8"),
+        ({"policy": "lru"}, "--statecache-policy needs --kv-cache-plugin statecache"),
+        ({**ON, "int8": "yes"}, "Expected `bool | null`, got `str` - at `$.int8`"),
+        ({**ON, "speed": 1}, "unknown field `speed`"),
+    ],
+)
+def test_what_is_refused(given, message):
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_given(given, {})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"STATECACHE_CONFIG": "{"}, "STATECACHE_CONFIG: Input data was truncated"),
+        (
+            {"STATECACHE_CONFIG": '{"pace":"gds"}'},
+            "STATECACHE_CONFIG: Object contains unknown field `pace`",
+        ),
+        ({"STATECACHE_STRICT": "maybe"}, "STATECACHE_STRICT must be 0 or 1, not 'maybe'"),
+    ],
+)
+def test_a_bad_environment_names_its_variable(environment, message):
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        Settings.from_environment(environment)
