@@ -52,16 +52,10 @@ def test_extras_are_declared() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("group", "engine"), [("vllm.general_plugins", "vLLM"), ("sglang.srt.plugins", "SGLang")]
-)
-def test_each_engine_finds_its_adapter(
-    group: str, engine: str, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("group", ["vllm.general_plugins", "sglang.srt.plugins"])
+def test_each_engine_finds_its_adapter_and_loading_it_imports_no_engine(group: str) -> None:
     (entry,) = [e for e in entry_points(group=group) if e.name == "statecache"]
     before = set(sys.modules)
-    with caplog.at_level("INFO", logger="statecache"):
-        entry.load()()
-    assert f"{engine} adapter is not part of this release" in caplog.text
+    assert callable(entry.load())
     imported = {name.partition(".")[0] for name in set(sys.modules) - before}
     assert not imported & {"vllm", "sglang", "torch"}
