@@ -40,6 +40,7 @@ class Planner:
         self._looked_up: set[str] = set()
         self._proven: set[str] = set()
         self._planned: dict[str, Copy] = {}
+        self._hit: dict[str, int] = {}  # states that served a lookup from their blocks
         self._restores: list[Copy] = []
 
     def bind(self, manager: Any) -> None:
@@ -160,11 +161,21 @@ class Planner:
                 self._planned.pop(name, None)
                 if found[2] > found[1]:
                     found = self._with_restore(request, found)
+                if name not in self._planned:
+                    self._note_hit(self.book, request, found[1])
             if learns is not None:
                 self._learn(learns, request, found)
             return found
 
         return get_computed_blocks
+
+    def _note_hit(self, book: CheckpointBook, request: Any, tokens: int) -> None:
+        """A checkpoint is used, too, when its state is served from blocks."""
+        self._hit.pop(request.request_id, None)
+        if tokens and tokens % self._block == 0:
+            state = book.tree.find(request.block_hashes[tokens // self._pool.hash_block_size - 1])
+            if state is not None:
+                self._hit[request.request_id] = state
 
     def _learn(self, queue: ReuseQueue, request: Any, found: Any) -> None:
         name, (_, hit, boundary) = request.request_id, found
@@ -253,12 +264,16 @@ class Planner:
         name = request.request_id
         self._requests.pop(name, None)
         self._planned.pop(name, None)
+        self._hit.pop(name, None)
         self._looked_up.discard(name)
         self._proven.discard(name)
 
     def admitted(self, request: Any, blocks: Any) -> None:
         """A request got its blocks: the restore planned for it will run in this step."""
         planned = self._planned.pop(request.request_id, None)
+        hit = self._hit.pop(request.request_id, None)
+        if self.book is not None and hit is not None and hit in self.book.tree:
+            self.book.tree.use(hit)
         if planned is None or self.book is None:
             return
         state, _, ids = planned
@@ -302,5 +317,6 @@ class Planner:
     def forget(self) -> None:
         """Drop every checkpoint: the weights may have changed."""
         self._planned.clear()
+        self._hit.clear()
         if self.book is not None:
             self.book.clear()

@@ -1,7 +1,6 @@
 """VLLM on a CPU: its switches must be set before it is imported."""
 
 import importlib.util
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -20,7 +19,7 @@ sys.path.append(str(HERE))  # last: nothing here may hide a module of the engine
 if INSTALLED:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import engine
+        import engine  # noqa: F401
         import tiny_models
 
 
@@ -36,19 +35,11 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session", params=["qwen3_next", "granite"])
 def any_model(request, tmp_path_factory):
-    return tiny_models.make_tiny_model(request.param, tmp_path_factory.mktemp(request.param))
+    """A model and the block size to run it with."""
+    folder = tiny_models.make_tiny_model(request.param, tmp_path_factory.mktemp(request.param))
+    return folder, tiny_models.BLOCKS[request.param]
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
     return tiny_models.make_tiny_model("qwen3_next", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quiet():
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-
-
-@pytest.fixture
-def run():
-    return engine.run
