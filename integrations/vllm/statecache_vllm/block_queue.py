@@ -163,16 +163,35 @@ class StockQueue(BlockQueue):
         super().__init__(copies, total)
         self._end = End()
 
-    def _take(self) -> Block:
-        block = self._end.next_free_block
-        if block is self._end:
+    def popleft_n(self, n: int) -> list[Block]:
+        """Hand out the first `n` blocks."""
+        if n > self.num_free_blocks:
+            raise ValueError(f"{n} blocks asked for, {self.num_free_blocks} are free")
+        block, taken = self._end.next_free_block, []
+        for _ in range(n):
+            taken.append(block)
+            following = block.next_free_block
+            block.prev_free_block = block.next_free_block = None
+            block = following
+        self._end.next_free_block = block
+        block.prev_free_block = self._end
+        self.num_free_blocks -= n
+        if self.lost is not None:
+            self._tell(taken, self.lost)
+        return taken
+
+    def _tell(self, taken: Sequence[Block], lost: Callable[[Key], None]) -> None:
+        for block in taken:
+            key = self._keys[block.block_id]
+            if key is not None and self._is_last(key, block):
+                lost(key)
+        self._going.clear()
+
+    def popleft(self) -> Block:
+        """Hand out the first block; `ValueError` when none is free."""
+        if not self.num_free_blocks:
             raise ValueError("no free blocks")
-        unlink(block)
-        self.num_free_blocks -= 1
-        key = self._keys[block.block_id]
-        if key is not None and self.lost is not None and self._is_last(key, block):
-            self.lost(key)
-        return block
+        return self.popleft_n(1)[0]
 
     def remove(self, block: Block) -> None:
         """Unlink a block that was hit."""
@@ -182,10 +201,19 @@ class StockQueue(BlockQueue):
     def append_n(self, blocks: Iterable[Block]) -> None:
         """Append; blocks kept elsewhere too go to the head."""
         end, keys, apart = self._end, self._keys, self.apart
+        last, count = end.prev_free_block, 0
         for block in blocks:
+            count += 1
             key = keys[block.block_id] = block.block_hash
-            link(end.next_free_block if apart and key in apart else end, block)
-            self.num_free_blocks += 1
+            if apart and key in apart:
+                link(end.next_free_block, block)
+                last = end.prev_free_block
+                continue
+            last.next_free_block = block
+            block.prev_free_block = last
+            block.next_free_block = end
+            end.prev_free_block = last = block
+        self.num_free_blocks += count
 
     def prepend_n(self, blocks: Sequence[Block]) -> None:
         """Put blocks at the head, first one first."""

@@ -182,9 +182,12 @@ class Planner:
         if name not in self._looked_up:
             self._looked_up.add(name)
             resident = max(hit, boundary) // self._block
-            ending = self._kv_endings[0]
-            path = self._path(request, request.num_tokens)
-            queue.looked_up([block_hash + ending for block_hash in path[resident:]])
+            missing = []
+            if queue.watches:
+                ending = self._kv_endings[0]
+                path = self._path(request, request.num_tokens)
+                missing = [block_hash + ending for block_hash in path[resident:]]
+            queue.looked_up(missing)
         if hit and 4 * (hit // self._block) >= 3 * (request.num_tokens // self._block):
             self._proven.add(name)
         else:
@@ -238,7 +241,7 @@ class Planner:
 
     def _allocate(self, original: Callable[..., Any], queue: ReuseQueue) -> Callable[..., Any]:
         """Around `KVCacheManager.allocate_slots`: whose blocks are proven."""
-        proven_requests, proven = self._proven, queue.proven
+        proven_requests, proven, kv = self._proven, queue.proven, set(self._attention)
 
         def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
             queue.fresh_is_proven = request.request_id in proven_requests
@@ -246,8 +249,9 @@ class Planner:
             queue.fresh_is_proven = 0
             hits = kwargs.get("new_computed_blocks")
             if blocks is not None and hits is not None:
-                for group in hits.blocks:
-                    for block in group:
+                for group, found in enumerate(hits.blocks):
+                    # Of a state only the last block is one; blocks that were free are marked.
+                    for block in found if group in kv else found[-1:]:
                         proven[block.block_id] = 1
             return blocks
 
