@@ -3,7 +3,8 @@
 usage: python tests/bench/bench_vllm_queue.py MODEL   (a folder of a hybrid model; no weights used)
 
 Every order serves the same requests on vLLM's real cache manager, in rounds that take turns;
-printed is the median of the rounds and its ratio to vLLM's own queue under the same connector.
+printed is the median of the rounds (CPU time) and of their ratios to vLLM's own queue under the
+same connector.
 """
 
 import gc
