@@ -44,6 +44,7 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        seams.share_log()
         given = vllm_config.kv_transfer_config.kv_connector_extra_config["statecache"]
         self.settings = Settings.from_given(given, {})
         self._planner: Any = None

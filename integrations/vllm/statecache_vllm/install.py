@@ -22,6 +22,7 @@ def configure(settings: Settings, engine_args: Any, create: Callable[[], Any]) -
     Raises `SeamError` or `SettingsError` with nothing installed. A model without recurrent states
     gets vLLM's own configuration.
     """
+    seams.share_log()
     check_seams(settings)
     refusals.refuse(engine_args, pool=settings.checkpoint_mode is not None)
     given = {name: getattr(settings, name) for name in settings.given}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -28,6 +29,7 @@ __all__ = [
     "load",
     "plain_hash",
     "probe",
+    "share_log",
     "state_tensors",
     "worker_base",
     "worker_class",
@@ -59,6 +61,15 @@ def probe() -> list[tuple[str, str]]:
     from statecache_vllm import seam_table
 
     return [(f"{seam.module}.{seam.path}", seam.state()) for seam in seam_table.SEAMS]
+
+
+def share_log() -> None:
+    """Have the plugin's lines appear among vLLM's, which shows no logger but its own."""
+    ours, theirs = logging.getLogger("statecache"), logging.getLogger("vllm")
+    if not ours.handlers:
+        for handler in theirs.handlers:
+            ours.addHandler(handler)
+        ours.setLevel(theirs.getEffectiveLevel())
 
 
 # Flags and configuration.
