@@ -8,10 +8,13 @@ RUN := $(VENV)/bin
 REPORTS := build/reports
 CXX_FILES := $(shell git ls-files 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.cu' 'cpp/*.cuh' 'tests/*.cpp' 'tests/*.h')
 CMAKE_FILES := $(shell git ls-files '*CMakeLists.txt' '*.cmake')
-SYSTEM_HEADERS := /usr/include/gtest/gtest.h /usr/include/benchmark/benchmark.h
-SYSTEM_PACKAGES := g++ cmake ninja-build libgtest-dev libbenchmark-dev
+# What a compiler has to find, and the packages that hold it on Debian and Ubuntu.
+SYSTEM_HEADERS := gtest/gtest.h benchmark/benchmark.h Python.h
+SYSTEM_PACKAGES := g++ libgtest-dev libbenchmark-dev python3-dev python3-venv
+export PATH := $(abspath $(RUN)):$(PATH)
 
 .DELETE_ON_ERROR:
+.NOTPARALLEL:
 .PHONY: all test test-quick lint test-cpp test-py tally install system bench demo clean
 all: test
 
@@ -20,22 +23,25 @@ test: lint test-cpp test-py tally
 test-quick: lint cpp-asan
 	$(RUN)/pytest --quick
 
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.ready: pyproject.toml tests/dev_requirements.py
+	@$(MAKE) --no-print-directory system
 	test -x $(PY) || python3 -m venv $(VENV)
 	$(PY) -m pip install -q --upgrade pip
 	$(PY) tests/dev_requirements.py | $(PY) -m pip install -q -r /dev/stdin
 	touch $@
 
 install: $(VENV)/.ready
-	$(PY) -m pip install -q --no-build-isolation --no-deps .
+	STATECACHE_OPS=ON $(PY) -m pip install -q --no-build-isolation --no-deps .
 
 system:
-	@for header in $(SYSTEM_HEADERS); do test -e $$header || missing=1; done; \
-	test -z "$$missing" && exit 0; \
+	@python=$$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["include"])'); \
+	python3 -c 'import ensurepip' 2>/dev/null && \
+	  printf '#include <%s>\n' $(SYSTEM_HEADERS) | c++ -std=c++20 -I"$$python" -E -x c++ - \
+	  >/dev/null 2>&1 && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get -q update && apt-get -q install -y --no-install-recommends $(SYSTEM_PACKAGES); \
 	else \
-	  echo "make: GoogleTest and google-benchmark are missing; install: $(SYSTEM_PACKAGES)" >&2; exit 2; \
+	  echo "make: a compiler or a header is missing; install $(SYSTEM_PACKAGES)" >&2; exit 2; \
 	fi
 
 lint: install
@@ -55,12 +61,12 @@ cpp-asan: SANITIZE := address,undefined
 cpp-tsan: SANITIZE := thread
 .PHONY: $(CPP_BUILDS)
 
-$(CPP_BUILDS): system $(VENV)/.ready
+$(CPP_BUILDS): $(VENV)/.ready
 	cmake -S . -B build/$@ -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSTATECACHE_TESTS=ON \
 	  -DSTATECACHE_SANITIZE=$(SANITIZE) -DPython_EXECUTABLE=$(abspath $(PY)) >/dev/null
 	cmake --build build/$@
 	mkdir -p $(REPORTS)
-	ctest --test-dir build/$@ --output-on-failure --no-tests=error \
+	ctest --test-dir build/$@ -j 2 --output-on-failure --no-tests=error \
 	  --output-junit $(abspath $(REPORTS))/$@.xml
 
 test-cpp: $(CPP_BUILDS)
@@ -73,7 +79,7 @@ test-py: install
 tally:
 	$(PY) tests/tally.py $(CPP_BUILDS:%=$(REPORTS)/%.xml) $(REPORTS)/python.xml
 
-bench: install system
+bench: install
 	cmake -S . -B build/cpp-bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DSTATECACHE_BENCH=ON
 	cmake --build build/cpp-bench
 	build/cpp-bench/tests/cpp/statecache_bench

@@ -77,6 +77,8 @@ def insert_anywhere(pair: Pair, rng: random.Random, state: int) -> None:
     below = [c for c in pair.children_of(parent) if pair.depth(c) > depth]
     if rng.random() < 0.5:
         below = rng.sample(below, rng.randint(0, len(below)))
+    if pair.resident and rng.random() < 0.03:  # twice, or from elsewhere
+        below.append(rng.choice(pair.resident))
     pair.call("insert", state, depth, parent, below)
 
 

@@ -1,7 +1,9 @@
-"""What the replay tests share: the recorded traces, and plans from plain lists of block ids."""
+"""What the replay tests share: the recorded traces, plans from lists of block ids, the command."""
 
 import gzip
 import json
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from statecache.plan import Plan, PrefixTree, kv_timeline, make_plan
 from statecache.replay import ReplayRow, replay
 from statecache.trace import Request, Trace, read_trace
 
+COMMAND = str(Path(sys.executable).with_name("statecache"))
 RECORDED = Path(__file__).resolve().parents[2] / "shared" / "traces"
 PUBLISHED = json.loads(Path(__file__).with_name("golden").joinpath("published.json").read_bytes())
 
@@ -55,3 +58,17 @@ def write_trace(path: Path, prompts: list[list[int]], packed: bool = False) -> P
     lines = b"".join(msgspec.json.encode(request) + b"\n" for request in trace_of(prompts).requests)
     path.write_bytes(gzip.compress(lines) if packed else lines)
     return path
+
+
+def run(*arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=60, **more
+    )
+
+
+def assert_one_line(done: subprocess.CompletedProcess[str], problem: str) -> None:
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("statecache: ")
+    assert problem in done.stderr
+    assert done.stderr.count("\n") == 1

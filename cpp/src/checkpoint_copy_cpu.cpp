@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __SSE2__
-#include <emmintrin.h>
+#ifdef __x86_64__
+#include <immintrin.h>
 #endif
 
 #include "statecache/checkpoint_copy.h"
@@ -26,12 +26,15 @@ float to_float(uint32_t bits) { return std::bit_cast<float>(bits); }
 uint32_t to_bits(float value) { return std::bit_cast<uint32_t>(value); }
 
 // How a state's type is read and written: as integers, so that every instruction set vectorises it,
-// and two 16-bit elements at a time in one 32-bit lane, so that no lanes need to be packed.
-// `load` is right for finite values only, `store` for values that round to finite ones; what is
-// not finite is reported by the store and never loaded.
+// and two 16-bit elements at a time in one 32-bit lane, so that no lanes need to be packed; or
+// whole rows by intrinsics. Right for finite values only; what is not finite is reported by the
+// store and never loaded.
+enum class Access { kElements, kPairs, kRows };
+
 struct Float32 {
   using Element = uint32_t;
   using Scale = float;
+  static constexpr Access kAccess = Access::kElements;
   static constexpr Element kMagnitude = 0x7fffffffU;
   static constexpr Element kInfinity = 0x7f800000U;
   [[gnu::always_inline]] static inline float load(uint32_t x) { return to_float(x); }
@@ -43,6 +46,7 @@ struct Float32 {
 struct Bfloat16 {
   using Element = uint16_t;
   using Scale = uint16_t;
+  static constexpr Access kAccess = Access::kPairs;
   static constexpr Element kMagnitude = 0x7fffU;
   static constexpr Element kInfinity = 0x7f80U;
   [[gnu::always_inline]] static inline float load_low(uint32_t pair) {
@@ -66,6 +70,7 @@ struct Bfloat16 {
 struct Float16 {
   using Element = uint16_t;
   using Scale = float;
+  static constexpr Access kAccess = Access::kPairs;
   static constexpr Element kMagnitude = 0x7fffU;
   static constexpr Element kInfinity = 0x7c00U;
   // From sign and magnitude where a float has them, with float16's exponent.
@@ -84,7 +89,8 @@ struct Float16 {
   [[gnu::always_inline]] static inline uint32_t store(float x) {
     const uint32_t sign = to_bits(x) >> 16 & 0x8000U;
     const uint32_t magnitude = to_bits(x) & 0x7fffffffU;
-    const uint32_t normal = (magnitude - 0x37fff001U + (magnitude >> 13 & 1U)) >> 13;
+    const uint32_t rounded = (magnitude - 0x37fff001U + (magnitude >> 13 & 1U)) >> 13;
+    const uint32_t normal = std::min<uint32_t>(rounded, kInfinity);
     // The unit in the last place of 0.5 is the smallest float16: the addition rounds to it.
     const uint32_t subnormal = to_bits(to_float(magnitude) + 0.5F) - to_bits(0.5F);
     return sign | (magnitude < 0x38800000U ? subnormal : normal);
@@ -97,15 +103,47 @@ struct Float16 {
   static float widen_scale(Scale x) { return x; }
 };
 
-// The scales of up to kColumns columns: of all in order for 32-bit elements; for 16-bit elements
-// those of the even columns, then from kColumns / 2 those of the odd ones.
+#ifdef __x86_64__
+// The compiler does not use the F16C instructions by itself. They heed no denormal flag of MXCSR.
+struct HardwareFloat16 : Float16 {
+  static constexpr Access kAccess = Access::kRows;
+  // nearest_level<true>, but that an integer instruction rounds the quotient.
+  [[gnu::target("arch=x86-64-v3")]] static void quantize_row(const uint16_t* from, int8_t* to,
+                                                             const float* scale,
+                                                             const float* inverse, int columns) {
+    for (int k = 0; k < columns; k += 8) {
+      const __m256 x = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + k)));
+      const __m256 by = _mm256_load_ps(inverse + k);
+      const __m256 guess = _mm256_mul_ps(x, by);
+      const __m256 rest = _mm256_fnmadd_ps(_mm256_load_ps(scale + k), guess, x);
+      const __m256i q = _mm256_cvtps_epi32(_mm256_fmadd_ps(rest, by, guess));
+      const __m128i words =
+          _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(to + k), _mm_packs_epi16(words, words));
+    }
+  }
+  [[gnu::target("arch=x86-64-v3")]] static void dequantize_row(const int8_t* from, uint16_t* to,
+                                                               const float* scale, int columns) {
+    for (int k = 0; k < columns; k += 8) {
+      const __m128i q = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + k));
+      const __m256 x =
+          _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)), _mm256_load_ps(scale + k));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + k),
+                       _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    }
+  }
+};
+#endif
+
+// The scales of up to kColumns columns, in order; for access by pairs those of the even columns,
+// then from kColumns / 2 those of the odd ones.
 struct Scales {
   alignas(64) float scale[kColumns];
   alignas(64) float inverse[kColumns];
 
   template <typename Type>
   static int index(int column) {
-    if constexpr (sizeof(typename Type::Element) == 4) return column;
+    if constexpr (Type::kAccess != Access::kPairs) return column;
     return column / 2 + column % 2 * (kColumns / 2);
   }
 };
@@ -129,7 +167,7 @@ template <bool kFused>
 // Copies whole 16-byte words past the cache when the target allows it: it is not read soon, and the
 // lines it replaces need not be fetched.
 [[gnu::always_inline]] inline void write_out(void* target, const void* source, int64_t bytes) {
-#ifdef __SSE2__
+#ifdef __x86_64__
   if (reinterpret_cast<uintptr_t>(target) % 16 == 0 && bytes % 16 == 0) {
     auto* to = static_cast<__m128i*>(target);
     const auto* from = static_cast<const __m128i*>(source);
@@ -141,7 +179,7 @@ template <bool kFused>
 }
 
 void finish_writing_out() {
-#ifdef __SSE2__
+#ifdef __x86_64__
   _mm_sfence();
 #endif
 }
@@ -217,7 +255,9 @@ template <typename Type, bool kFused>
                                                 int columns) {
   const float* __restrict scale = by.scale;
   const float* __restrict inverse = by.inverse;
-  if constexpr (sizeof(*from) == 4) {
+  if constexpr (Type::kAccess == Access::kRows) {
+    Type::quantize_row(from, to, scale, inverse, columns);
+  } else if constexpr (Type::kAccess == Access::kElements) {
     for (int k = 0; k < columns; ++k) {
       to[k] = static_cast<int8_t>(nearest_level<kFused>(Type::load(from[k]), scale[k], inverse[k]));
     }
@@ -239,7 +279,9 @@ template <typename Type>
                                                   typename Type::Element* __restrict to,
                                                   const Scales& by, int columns) {
   const float* __restrict scale = by.scale;
-  if constexpr (sizeof(*to) == 4) {
+  if constexpr (Type::kAccess == Access::kRows) {
+    Type::dequantize_row(from, to, scale, columns);
+  } else if constexpr (Type::kAccess == Access::kElements) {
     for (int k = 0; k < columns; ++k) to[k] = Type::store(static_cast<float>(from[k]) * scale[k]);
   } else {
     for (int k = 0; k < columns / 2; ++k) {
@@ -354,26 +396,27 @@ template <typename Type>
   finish_writing_out();
 }
 
-template <bool kFused>
+template <typename Half, bool kFused>
 [[gnu::always_inline]] inline void quantize_any(const CheckpointCopy& copy, int64_t first,
                                                 int64_t last) {
   switch (copy.type) {
     case StateType::kFloat32:
       return quantize_range<Float32, kFused>(copy, first, last);
     case StateType::kFloat16:
-      return quantize_range<Float16, kFused>(copy, first, last);
+      return quantize_range<Half, kFused>(copy, first, last);
     case StateType::kBfloat16:
       return quantize_range<Bfloat16, kFused>(copy, first, last);
   }
 }
 
+template <typename Half>
 [[gnu::always_inline]] inline void dequantize_any(const CheckpointCopy& copy, int64_t first,
                                                   int64_t last) {
   switch (copy.type) {
     case StateType::kFloat32:
       return dequantize_range<Float32>(copy, first, last);
     case StateType::kFloat16:
-      return dequantize_range<Float16>(copy, first, last);
+      return dequantize_range<Half>(copy, first, last);
     case StateType::kBfloat16:
       return dequantize_range<Bfloat16>(copy, first, last);
   }
@@ -386,28 +429,28 @@ constexpr bool kBaselineFused = false;
 #endif
 
 void quantize_baseline(const CheckpointCopy& copy, int64_t first, int64_t last) {
-  quantize_any<kBaselineFused>(copy, first, last);
+  quantize_any<Float16, kBaselineFused>(copy, first, last);
 }
 void dequantize_baseline(const CheckpointCopy& copy, int64_t first, int64_t last) {
-  dequantize_any(copy, first, last);
+  dequantize_any<Float16>(copy, first, last);
 }
 
 #ifdef __x86_64__
 [[gnu::target("arch=x86-64-v3")]] void quantize_avx2(const CheckpointCopy& copy, int64_t first,
                                                      int64_t last) {
-  quantize_any<true>(copy, first, last);
+  quantize_any<HardwareFloat16, true>(copy, first, last);
 }
 [[gnu::target("arch=x86-64-v3")]] void dequantize_avx2(const CheckpointCopy& copy, int64_t first,
                                                        int64_t last) {
-  dequantize_any(copy, first, last);
+  dequantize_any<HardwareFloat16>(copy, first, last);
 }
 [[gnu::target("arch=x86-64-v4")]] void quantize_avx512(const CheckpointCopy& copy, int64_t first,
                                                        int64_t last) {
-  quantize_any<true>(copy, first, last);
+  quantize_any<HardwareFloat16, true>(copy, first, last);
 }
 [[gnu::target("arch=x86-64-v4")]] void dequantize_avx512(const CheckpointCopy& copy, int64_t first,
                                                          int64_t last) {
-  dequantize_any(copy, first, last);
+  dequantize_any<HardwareFloat16>(copy, first, last);
 }
 #endif
 

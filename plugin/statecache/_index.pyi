@@ -1,17 +1,17 @@
 """The native state index. Contracts in full: cpp/include/statecache/state_index.h.
 
-Ids are any integers of 64 bits. An id that is not resident raises `KeyError`, any other bad
-argument `ValueError` (`TypeError` for what is no integer), a walk used out of order
-`RuntimeError`; each names the id, and a call that raises changes nothing.
+Ids are any integers of 64 bits. An id that is not resident raises `KeyError`, what is no integer
+`TypeError`, any other bad argument `ValueError`, a walk used out of order `RuntimeError`; each
+names the id, and a call that raises changes nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 class CostModel:
     """cost(a, b) = linear * (b - a) + quadratic * (b*b - a*a) / 2e5, in IEEE doubles.
 
     Raises `ValueError` unless both coefficients are finite and >= 0, one of them is above 0, and
-    the deepest possible state has a finite cost.
+    the deepest possible state costs at most 1e280.
     """
 
     def __init__(self, linear: float = 1.862e-5, quadratic: float = 3.33e-6) -> None: ...
@@ -35,7 +35,7 @@ class StateIndex:
         state: int,
         depth: int,
         parent: int | None = None,
-        children: Sequence[int] = (),
+        children: Iterable[int] = (),
     ) -> None:
         """Make `state` resident at `depth` tokens (0 to 2**31 - 1) and stamp it.
 
@@ -79,8 +79,5 @@ class StateIndex:
     def check(self) -> None:
         """Verify every invariant in O(n); raise `RuntimeError` naming the first one broken."""
 
-    def counters(self) -> dict[str, int]:
-        """Return the heap's `comparisons` and `repushes` since construction."""
-
     def __len__(self) -> int: ...
-    def __contains__(self, state: int) -> bool: ...
+    def __contains__(self, state: object) -> bool: ...

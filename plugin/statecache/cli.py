@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -34,11 +36,20 @@ generate = typer.Typer(help="Make a workload in the trace format.")
 app.add_typer(generate, name="generate")
 
 # typer brings its own click or uses the installed one, by version: ask it which.
-_ClickException: Any = typer.BadParameter.__mro__[2]
+_ClickException: Any = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
 
 
 def main() -> int:
-    """Run the command; bad input is one line on stderr and exit code 2, an interrupt 130."""
+    """Run the command; bad input is one line on stderr and exit code 2, an interrupt 130.
+
+    SIGTERM and SIGHUP end it as cleanly, with 128 and their number.
+    """
+    _open_closed_streams()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup, for one, has it ignored
+            signal.signal(number, _leave)
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
@@ -57,6 +68,21 @@ def main() -> int:
 def _fail(message: str, code: int = 2) -> int:
     sys.stderr.write(f"statecache: {on_one_line(' '.join(message.split()))}\n")
     return code
+
+
+def _open_closed_streams() -> None:
+    """Give standard streams that are closed the null device, so that no file gets their number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a second one must not stop the cleaning up
+    sys.exit(128 + number)
 
 
 def _discard_stdout() -> None:
@@ -87,9 +113,15 @@ def replay_command(
     ],
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="lru, gds or clairvoyant; repeat for more (default: lru and gds)."),
+        typer.Option(help="lru, gds, clairvoyant: commas or repeat (default: lru,gds)."),
     ] = None,
-    slots: Annotated[str, typer.Option(help="Numbers of state slots.")] = "64,128,256,1024",
+    slots: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="N,N",
+            help="Numbers of state slots: commas or repeat (default: 64,128,256,1024).",
+        ),
+    ] = None,
     kv_tokens: Annotated[
         str, typer.Option(metavar="N|unlimited", help="KV pool in tokens.")
     ] = "unlimited",
@@ -97,7 +129,7 @@ def replay_command(
         list[str] | None,
         typer.Option(
             help="Where states are set: dense (every --chunk tokens and at the prompt's end) or"
-            " ends; repeat for both (default: dense)."
+            " ends: commas or repeat (default: dense)."
         ),
     ] = None,
     chunk: Annotated[int, typer.Option(help="Tokens between dense states.")] = 8192,
@@ -105,10 +137,15 @@ def replay_command(
         int | None, typer.Option(min=1, help="Read the first N requests only.", metavar="N")
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write rows and settings as JSON.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write rows and settings as JSON; - for stdout, in place of the table.",
+        ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw hit rate over slots.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw hit rate over slots: .png, .svg or .pdf."),
     ] = None,
     cost: Annotated[
         str, typer.Option(metavar="LINEAR,QUADRATIC", help="Coefficients of the cost model.")
@@ -116,32 +153,29 @@ def replay_command(
 ) -> None:
     """Replay a recorded workload: how many tokens do the states kept save?"""
     settings = ReplaySettings(
-        policies=_known("--policy", policy or ["lru", "gds"], POLICIES),
-        slots=_slots(slots),
+        policies=_known("--policy", policy or ["lru,gds"], POLICIES),
+        slots=_slots(slots or ["64,128,256,1024"]),
         admissions=_known("--admission", admission or ["dense"], ADMISSIONS),
         kv_tokens=_kv_tokens(kv_tokens),
         chunk_tokens=_chunk(chunk),
         limit=limit,
         cost=_cost(cost),
     )
-    if json:
-        check_output("--json", json, keep=trace)
-    if plot:
-        check_plot(plot)
-        check_output("--plot", plot, keep=trace)
+    _check_outputs(trace, json, plot)
     recorded = read_trace(trace, limit=limit)
     rows = _replay_all(recorded, settings)
     name = on_one_line(Path(recorded.name).name)
+    picture = draw_hit_rates(rows, f"Replay of {name}", plot.suffix[1:].lower()) if plot else b""
     if json:
         identity = TraceIdentity(name, recorded.digest)
         report = ReplayReport(trace=identity, seed=recorded.seed, settings=settings, rows=rows)
         with whole_file("--json", json) as file:
             file.write(report.to_json())
     if plot:
-        picture = draw_hit_rates(rows, f"Replay of {name}", plot.suffix[1:].lower())
         with whole_file("--plot", plot) as file:
             file.write(picture)
-    _console().print(row_table(rows))
+    if str(json) != "-":
+        _console().print(row_table(rows))
 
 
 @generate.callback()
@@ -164,25 +198,32 @@ def generate_agent(
         lines = agent_lines(AgentWorkload(sessions, turns, seed))
     except SettingsError as error:
         raise SettingsError(f"--{error}") from error
-    if str(output) == "-":
-        sys.stdout.buffer.writelines(lines)
-        sys.stdout.buffer.flush()
-        return
     check_output("--output", output)
     with whole_file("--output", output) as file:
-        if output.suffix == ".gz":
+        if output.suffix.lower() == ".gz":
             with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
                 packed.writelines(lines)
         else:
             file.writelines(lines)
 
 
+def _check_outputs(trace: str, json: Path | None, plot: Path | None) -> None:
+    if plot:
+        check_plot(plot)
+    for flag, path in (("--json", json), ("--plot", plot)):
+        if path:
+            check_output(flag, path, trace)
+    if json and plot and os.path.realpath(json) == os.path.realpath(plot):
+        raise SettingsError("--plot: names the same file as --json: name another")
+
+
 def _replay_all(recorded: Trace, settings: ReplaySettings) -> list[ReplayRow]:
     cost = CostModel(settings.cost.linear, settings.cost.quadratic)
     combinations = len(settings.policies) * len(settings.slots) * len(settings.admissions)
     errors = Console(stderr=True)
+    hidden = not sys.stderr.isatty()  # the console believes FORCE_COLOR instead
     rows: list[ReplayRow] = []
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
+    with Progress(console=errors, transient=True, disable=hidden) as progress:
         task = progress.add_task("replay", total=combinations)
         tree = PrefixTree.of(recorded)
         kv = kv_timeline(tree, settings.kv_tokens)
@@ -196,20 +237,26 @@ def _replay_all(recorded: Trace, settings: ReplaySettings) -> list[ReplayRow]:
 
 
 def _console() -> Console:
-    """Return the console of stdout: a pipe or a file gets each row on one line, uncut."""
-    return Console() if sys.stdout.isatty() else Console(width=1_000, color_system=None)
+    """Return the console of stdout: each row is one line, uncut, however narrow the terminal."""
+    return Console(width=1_000, color_system="auto" if sys.stdout.isatty() else None)
 
 
-def _known(flag: str, names: list[str], known: tuple[str, ...]) -> list[str]:
+def _parts(values: list[str]) -> list[str]:
+    """Split each value at its commas and drop what comes again."""
+    return list(dict.fromkeys(part.strip() for value in values for part in value.split(",")))
+
+
+def _known(flag: str, values: list[str], known: tuple[str, ...]) -> list[str]:
+    names = _parts(values)
     for name in names:
         if name not in known:
             raise SettingsError(f"{flag}: unknown {flag[2:]} {name!r}: use {', '.join(known)}")
-    return list(dict.fromkeys(names))
+    return names
 
 
-def _slots(text: str) -> list[int]:
-    slots = [_integer("--slots", part, least=1) for part in text.split(",")]
-    return list(dict.fromkeys(slots))
+def _slots(values: list[str]) -> list[int]:
+    slots = [_integer("--slots", part, least=1) for part in _parts(values)]
+    return list(dict.fromkeys(slots))  # 8 and 08 are one
 
 
 def _kv_tokens(text: str) -> int | None:
@@ -238,7 +285,3 @@ def _cost(text: str) -> CostSettings:
     except ValueError as error:
         raise SettingsError(f"--cost: {text!r}: {error}") from error
     return CostSettings(model.linear, model.quadratic)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

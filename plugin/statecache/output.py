@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+import stat
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -15,46 +16,114 @@ if TYPE_CHECKING:
 __all__ = ["check_output", "whole_file"]
 
 
-def check_output(flag: str, path: Path, keep: str | None = None) -> None:
+def check_output(flag: str, path: Path, trace: str | None = None) -> None:
     """Raise `SettingsError` naming `flag` if `path` cannot be written, before any work is done.
 
-    `keep` names an input file that `path` must not replace.
+    `trace` names the input file that `path` must not replace, "-" for stdin.
     """
-    target = Path(os.path.realpath(path))
-    if keep is not None and target == Path(os.path.realpath(keep)):
-        raise SettingsError(f"{flag}: {_shown(path)} is the trace itself: name another file")
-    if target.is_dir():
-        raise SettingsError(f"{flag}: {_shown(path)} is a directory: name a file")
-    if not target.parent.is_dir():
-        raise SettingsError(f"{flag}: there is no directory {_shown(target.parent)}: create it")
-    if not os.access(target if target.exists() else target.parent, os.W_OK):
-        raise SettingsError(f"{flag}: {_shown(path)} is not writable: choose another place")
+    with _named(flag, path):
+        found = _stat(path)
+        if found and stat.S_ISDIR(found.st_mode):
+            raise SettingsError(f"{flag}: {_shown(path)} is a directory: name a file")
+        if found and stat.S_ISREG(found.st_mode):
+            if trace is not None and _is_trace(found, trace):
+                raise SettingsError(
+                    f"{flag}: {_shown(path)} is the trace itself: name another file"
+                )
+            os.close(os.open(path, os.O_WRONLY))
+        if _stream(path) or _is_direct(path):
+            return
+        target = Path(os.path.realpath(path))
+        if not target.parent.is_dir():
+            raise SettingsError(f"{flag}: there is no directory {_shown(target.parent)}: create it")
+        _part_of(target).touch()
+        _part_of(target).unlink()
 
 
 @contextmanager
 def whole_file(flag: str, path: Path) -> Iterator[IO[bytes]]:
     """Open `path` for writing; it appears, in place of what was there, when the block ends well.
 
-    After an error or an interrupt what was there is untouched. A device or a pipe is written
-    directly. Raises `SettingsError` naming `flag`.
+    After an error or an interrupt what was there is untouched; its mode is kept. A device, a pipe,
+    or what stdout or stderr already go to is written directly, "-" to stdout. Raises
+    `SettingsError` naming `flag`.
     """
-    target = Path(os.path.realpath(path))
-    direct = target.exists() and not target.is_file()
-    part = target if direct else target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        try:
-            with part.open("wb") as file:
+    with _named(flag, path):
+        if stream := _stream(path):
+            with os.fdopen(os.dup(stream), "wb") as file:
                 yield file
-            if not direct:
-                part.replace(target)
-        finally:
-            if not direct:
-                part.unlink(missing_ok=True)
+        elif _is_direct(path):
+            with path.open("wb") as file:
+                yield file
+        else:
+            with _replacing(Path(os.path.realpath(path))) as file:
+                yield file
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[IO[bytes]]:
+    part = _part_of(target)
+    try:
+        with part.open("wb") as file:
+            if earlier := _stat(target):
+                os.fchmod(file.fileno(), stat.S_IMODE(earlier.st_mode))
+            yield file
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _named(flag: str, path: Path) -> Iterator[None]:
+    try:
+        yield
     except BrokenPipeError:
         raise
     except OSError as error:
         reason = error.strerror or error
         raise SettingsError(f"{flag}: {_shown(path)} cannot be written ({reason})") from error
+
+
+def _part_of(target: Path) -> Path:
+    """Return where `target` is written first; short, since a name may be as long as is allowed."""
+    return target.with_name(f".{os.getpid()}.part")
+
+
+def _stream(path: Path) -> int:
+    """Return 1 or 2 if what stdout or stderr go to is `path`, else 0.
+
+    To open it once more would write it from its start, over what the stream writes.
+    """
+    if str(path) == "-":
+        return 1
+    found = _stat(path)
+    return next((n for n in (1, 2) if found and os.path.samestat(found, os.fstat(n))), 0)
+
+
+def _is_direct(path: Path) -> bool:
+    """Whether `path` is there and must be opened by its own name: no plain file, or a link to one.
+
+    The links of /proc, where /dev/fd leads too, name what is open and may not be resolved.
+    """
+    found = _stat(path)
+    if found is None:
+        return False
+    folder = Path(os.path.realpath(path.parent))
+    is_open_file = folder == Path("/dev") or Path("/proc") in (folder, *folder.parents)
+    return is_open_file or not stat.S_ISREG(found.st_mode)
+
+
+def _is_trace(found: os.stat_result, trace: str) -> bool:
+    with suppress(OSError, ValueError):  # the trace's own fault, said when it is read
+        return os.path.samestat(found, os.fstat(0) if trace == "-" else Path(trace).stat())
+    return False
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _shown(path: Path) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
+import math
+import warnings
 from typing import TYPE_CHECKING
 
 from statecache.errors import SettingsError
@@ -12,39 +15,54 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from statecache.replay import ReplayRow
 
 __all__ = ["check_plot", "draw_hit_rates"]
 
+_FORMATS = ("pdf", "png", "svg")
 _COLORS = {"lru": "#c44e52", "gds": "#2f6db3", "clairvoyant": "#4d4d4d"}
 _DASHES = {"dense": "-", "ends": "--"}
 
 
 def check_plot(path: Path) -> None:
     """Raise `SettingsError` unless a plot can be drawn in the format that `path` names."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its font cache is its own affair
     try:
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise SettingsError(
             "--plot: matplotlib is not installed: pip install 'statecache[plot]'"
         ) from error
-    known = sorted(Figure().canvas.get_supported_filetypes())
-    if path.suffix[1:].lower() not in known:
-        raise SettingsError(f"--plot: {path.name!r} must end in one of .{', .'.join(known)}")
+    if path.suffix[1:].lower() not in _FORMATS:
+        raise SettingsError(f"--plot: {path.name!r} must end in one of .{', .'.join(_FORMATS)}")
 
 
 def draw_hit_rates(rows: Sequence[ReplayRow], title: str, file_format: str) -> bytes:
-    """Return the picture: one line a policy and admission, the ceiling dotted."""
+    """Return the picture: one line a policy and admission, the ceiling dotted.
+
+    Raises `SettingsError` if all requests were rejected: there is no rate to draw.
+    """
+    shown = [row for row in rows if row.prompt_tokens]
+    if not shown:
+        raise SettingsError("--plot: no request fits the KV pool: give a larger --kv-tokens")
+    picture = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a title that the font lacks a letter of
+        _figure(shown, title).savefig(picture, format=file_format, metadata=None)
+    return picture.getvalue()
+
+
+def _figure(rows: Sequence[ReplayRow], title: str) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.6), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    shown = [row for row in rows if row.prompt_tokens]
-    for policy, admission in dict.fromkeys((row.policy, row.admission) for row in shown):
+    for policy, admission in dict.fromkeys((row.policy, row.admission) for row in rows):
         line = sorted(
             (row.slots, row.hit_tokens / row.prompt_tokens)
-            for row in shown
+            for row in rows
             if (row.policy, row.admission) == (policy, admission)
         )
         axes.plot(
@@ -56,24 +74,32 @@ def draw_hit_rates(rows: Sequence[ReplayRow], title: str, file_format: str) -> b
             markersize=4,
             label=f"{policy}, {admission}",
         )
-    for ceiling in {row.resident_tokens / row.prompt_tokens for row in shown}:
+    for ceiling in {row.resident_tokens / row.prompt_tokens for row in rows}:
         axes.axhline(ceiling, color="#888888", linestyle=":", label=f"ceiling {ceiling:.4f}")
     _dress(axes, sorted({row.slots for row in rows}), title)
-    picture = io.BytesIO()
-    figure.savefig(picture, format=file_format, metadata=None)
-    return picture.getvalue()
+    return figure
 
 
 def _dress(axes: Axes, slots: list[int], title: str) -> None:
     axes.set_xscale("log", base=2)
-    labelled = [n for i, n in enumerate(slots) if i == 0 or n >= 1.35 * slots[i - 1]]
+    labelled = _apart(slots)
     axes.set_xticks(labelled, [f"{n:,}" for n in labelled])
-    axes.tick_params(axis="x", which="minor", length=0)
+    axes.minorticks_off()
     axes.set_xlabel("state slots")
     axes.set_ylabel("token hit rate")
     axes.set_ylim(0, 1)
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(title, fontsize=10)
+    axes.set_title(title, fontsize=10, parse_math=False)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+
+
+def _apart(slots: list[int]) -> list[int]:
+    """Return those of the sorted `slots` whose labels do not touch on a logarithmic axis."""
+    gap = math.log(slots[-1] / slots[0]) / 8
+    chosen = slots[:1]
+    for n in slots[1:]:
+        if math.log(n / chosen[-1]) >= gap:
+            chosen.append(n)
+    return chosen

@@ -6,9 +6,12 @@ It is the oracle of the tests. Nothing falls back to it by itself: whoever wants
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 MAX_DEPTH = 2**31 - 1
+MAX_COST = 1e280
 POLICIES = ("gds", "lru")
 
 
@@ -17,7 +20,7 @@ class ReferenceCost:
     """Time to compute the states between two depths, as `CostModel` defines it.
 
     Raises `ValueError` unless both coefficients are finite and >= 0, one of them is above 0, and
-    the deepest possible state has a finite cost.
+    the deepest possible state costs at most 1e280.
     """
 
     linear: float = 1.862e-5
@@ -30,14 +33,24 @@ class ReferenceCost:
             raise ValueError("cost coefficients must not be negative")
         if self.linear == 0 and self.quadratic == 0:
             raise ValueError("cost coefficients must not both be 0")
-        if not math.isfinite(self.cost(0, MAX_DEPTH)):
-            raise ValueError("cost coefficients are too large: a deep state costs infinity")
+        if not self.cost(0, MAX_DEPTH) <= MAX_COST:
+            raise ValueError("cost coefficients are too large: a deep state costs over 1e280")
 
     def cost(self, from_depth: int, to_depth: int) -> float:
         """Return the cost of computing tokens `from_depth` (excluded) to `to_depth`."""
+        if not 0 <= from_depth <= to_depth <= MAX_DEPTH:
+            raise ValueError(f"cost needs 0 <= from_depth <= to_depth <= {MAX_DEPTH}")
         tokens = to_depth - from_depth
         squares = to_depth * to_depth - from_depth * from_depth
         return self.linear * tokens + self.quadratic * squares / 2e5
+
+
+def _integer(value: int) -> int:
+    """Return `value` as the native index takes it, or raise its error."""
+    number = operator.index(value)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{number} does not fit in 64 bits")
+    return number
 
 
 @dataclass(eq=False, slots=True)
@@ -72,8 +85,9 @@ class ReferenceIndex:
         state: int,
         depth: int,
         parent: int | None = None,
-        children: tuple[int, ...] | list[int] = (),
+        children: Iterable[int] = (),
     ) -> None:
+        state, depth = _integer(state), _integer(depth)
         if state in self._states:
             raise ValueError(f"state {state} is already resident")
         if not 0 <= depth <= MAX_DEPTH:
@@ -87,7 +101,7 @@ class ReferenceIndex:
                 raise ValueError(f"state {state} needs deeper children than state {child.id}")
             if child.parent is not above:
                 raise ValueError(f"state {child.id} hangs under another parent than state {state}")
-        if len(set(children)) != len(below):
+        if len({child.id for child in below}) != len(below):
             raise ValueError(f"state {state} lists a child twice")
         new = _State(state, depth, above, children=below)
         for child in below:
@@ -151,7 +165,7 @@ class ReferenceIndex:
         self._proposed = None
 
     def evict(self, n: int) -> list[int]:
-        if n < 0:
+        if _integer(n) < 0:
             raise ValueError(f"cannot evict {n} states")
         self.begin_walk()
         victims: list[int] = []
@@ -171,7 +185,7 @@ class ReferenceIndex:
     def __len__(self) -> int:
         return len(self._states)
 
-    def __contains__(self, state: int) -> bool:
+    def __contains__(self, state: object) -> bool:
         return state in self._states
 
     def check(self) -> None:
@@ -192,7 +206,7 @@ class ReferenceIndex:
 
     def _resident(self, state: int) -> _State:
         try:
-            return self._states[state]
+            return self._states[_integer(state)]
         except KeyError:
             raise KeyError(f"state {state} is not resident") from None
 

@@ -62,20 +62,25 @@ _HEADINGS = (
     "slots",
     "admission",
     "requests",
-    "hit rate",
+    "hit\nrate",
     "ceiling",
-    "missed/request",
-    "cost/request",
+    "missed/\nrequest",
+    "cost/\nrequest",
     "evicted",
 )
 
 
 def row_table(rows: Iterable[ReplayRow]) -> Table:
     """Lay out one row a combination; rates are of prompt tokens, `missed` is in tokens."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in _HEADINGS:
         left = heading in ("policy", "admission")
-        table.add_column(heading, justify="left" if left else "right", overflow="fold")
+        table.add_column(
+            heading,
+            justify="left" if left else "right",
+            vertical="bottom",
+            overflow="fold",
+        )
     for row in rows:
         table.add_row(
             row.policy,

@@ -85,7 +85,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "int8_slots": {
         "metavar": "N",
         "type": int,
-        "help": "states the int8 checkpoint pool holds",
+        "help": "states the int8 checkpoint pool holds (default: as many as fit in the bytes "
+        "of the engine's own state pool)",
     },
     "strict": {
         "action": "store_true",

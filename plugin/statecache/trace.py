@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import io
 import sys
 import zlib
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, BinaryIO, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, BinaryIO
 
 import msgspec
 
@@ -25,7 +26,6 @@ MAX_LINE_BYTES = 64 * 2**20
 _GZIP_MAGIC = b"\x1f\x8b"
 
 Length = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-_Record = TypeVar("_Record", bound=msgspec.Struct)
 BlockId = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -40,7 +40,6 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     input_length: Length
     output_length: Length
     hash_ids: list[BlockId]
-    session_id: int | str | None = None
 
     @property
     def blocks(self) -> int:
@@ -76,6 +75,8 @@ class _HashingReader(io.RawIOBase):
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         chunk = self._raw.read(len(buffer))
+        if chunk is None:
+            raise OSError("it is non-blocking and has no data yet: give a file or a plain pipe")
         buffer[: len(chunk)] = chunk
         self.sha256.update(chunk)
         return len(chunk)
@@ -89,9 +90,13 @@ def read_trace(source: str, *, limit: int | None = None, stdin: BinaryIO | None 
     """
     if limit is not None and limit < 1:
         raise SettingsError(f"limit is {limit}: give at least 1 request")
+    if not source:
+        raise SettingsError("TRACE is empty: name a file, or - for stdin")
     name = "stdin" if source == "-" else source
     try:
         if source == "-":
+            if stdin is None and sys.stdin is None:
+                raise TraceError(name, "cannot be read (it is closed)")
             return _read(name, stdin or sys.stdin.buffer, limit)
         with Path(source).open("rb") as file:
             return _read(name, file, limit)
@@ -116,7 +121,7 @@ def _read(name: str, raw: IO[bytes], limit: int | None) -> Trace:
     for number, line in _lines(name, stream):
         request = _parse(name, number, line, decoder)
         if number == 1:
-            seed = _parse(name, number, line, msgspec.json.Decoder(_FirstLine)).seed
+            seed = _seed(line)
         if request.blocks:
             requests.append(request)
         if number == limit:
@@ -146,7 +151,11 @@ def _lines(name: str, stream: IO[bytes] | gzip.GzipFile) -> Iterator[tuple[int, 
         number += 1
 
 
-def _parse(name: str, number: int, line: bytes, decoder: msgspec.json.Decoder[_Record]) -> _Record:
+def _parse(name: str, number: int, line: bytes, decoder: msgspec.json.Decoder[Request]) -> Request:
+    if not line.strip():
+        raise TraceError(name, "is blank: remove it", number)
+    if line.startswith(codecs.BOM_UTF8):
+        raise TraceError(name, "starts with a byte order mark: save it without", number)
     try:
         line.decode()  # the decoder does not look into strings it skips
         record = decoder.decode(line)
@@ -158,13 +167,21 @@ def _parse(name: str, number: int, line: bytes, decoder: msgspec.json.Decoder[_R
         raise TraceError(name, _bad_field(str(error)), number) from error
     except msgspec.DecodeError as error:
         raise TraceError(name, f"is not a JSON object ({error})", number) from error
-    if isinstance(record, Request) and len(record.hash_ids) < record.blocks:
+    if len(record.hash_ids) < record.blocks:
         problem = (
             f"field hash_ids: has {len(record.hash_ids)} ids, but input_length"
             f" {record.input_length} needs {record.blocks}"
         )
         raise TraceError(name, problem, number)
     return record
+
+
+def _seed(line: bytes) -> int | None:
+    """Return the seed that a generated trace names; of another type, it is a foreign field."""
+    try:
+        return msgspec.json.decode(line, type=_FirstLine).seed
+    except msgspec.ValidationError:
+        return None
 
 
 def _bad_field(message: str) -> str:

@@ -29,6 +29,7 @@ TEST(CostModelTest, RefusesUnusableCoefficients) {
   EXPECT_THROW(CostModel(-1, 1), std::invalid_argument);
   EXPECT_THROW(CostModel(0, 0), std::invalid_argument);
   EXPECT_THROW(CostModel(1e300, 1e308), std::invalid_argument);
+  EXPECT_THROW(CostModel(8e270, 0), std::invalid_argument);  // 2^31 tokens: over 1e280
   EXPECT_NO_THROW(CostModel(0, 1));
 }
 

@@ -1,6 +1,7 @@
 """The numbers and the code of README.md are those of the commands beside them."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from statecache.plan import Plan, PrefixTree, kv_timeline, make_plan
 from statecache.replay import ReplayRow, replay
 from statecache.trace import read_trace
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
 
 
 def table_after(heading: str) -> list[list[float]]:
@@ -58,3 +60,14 @@ def test_recorded_workload() -> None:
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
 def test_code(code: str) -> None:
     exec(compile(code, "README.md", "exec"), {})
+
+
+def test_links_lead_somewhere() -> None:
+    pages = subprocess.run(
+        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "README.md" in pages
+    for page in map(ROOT.joinpath, pages):
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            if not target.startswith("https://"):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 SCRIPT = """
 import random
@@ -27,15 +28,29 @@ for turn in range(20_000):
 """
 
 
-def test_four_processes_give_identical_eviction_logs() -> None:
-    logs = {
+def outputs_under_hash_seeds(*command: str) -> set[bytes]:
+    return {
         subprocess.run(
-            [sys.executable, "-c", SCRIPT],
+            [sys.executable, *command],
             env={"PYTHONHASHSEED": seed},
             capture_output=True,
             check=True,
         ).stdout
         for seed in ("0", "1", "42", "random")
     }
-    assert len(logs) == 1
-    assert len(logs.pop().splitlines()) > 19_000
+
+
+def test_four_processes_give_identical_eviction_logs() -> None:
+    (log,) = outputs_under_hash_seeds("-c", SCRIPT)
+    assert len(log.splitlines()) > 19_000
+
+
+def test_four_processes_generate_and_replay_alike(tmp_path: Path) -> None:
+    generate = ("generate", "agent", "--sessions", "8", "--turns", "10", "-o", "-")
+    (trace,) = outputs_under_hash_seeds("-m", "statecache.cli", *generate)
+    path = tmp_path / "agent.jsonl"
+    path.write_bytes(trace)
+    policies = [arg for policy in ("lru", "gds", "clairvoyant") for arg in ("--policy", policy)]
+    replay = ("replay", str(path), "--slots", "4,16", *policies)
+    (table,) = outputs_under_hash_seeds("-m", "statecache.cli", *replay)
+    assert len(table.splitlines()) == 1 + 2 * 3

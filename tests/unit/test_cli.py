@@ -1,29 +1,22 @@
-"""The real command in a process of its own: what it prints, writes, and says of bad input."""
+"""The real command in a process of its own: what it prints and says of bad input."""
 
 import gzip
 import hashlib
 import json
 import os
-import pty
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import msgspec
 import pytest
+from rich.console import Console
 
 import statecache
-from replay_support import replay_prompts, write_trace
+from replay_support import COMMAND, assert_one_line, replay_prompts, run, write_trace
+from statecache.report import row_table
 
-COMMAND = str(Path(sys.executable).with_name("statecache"))
 PROMPTS = [[1, 2], [3, 4], [1, 2, 5], [3, 4, 6], [1, 2, 7]]
-
-
-def run(*arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=60, **more
-    )
 
 
 @pytest.fixture
@@ -32,25 +25,54 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_the_table_has_one_row_a_combination(trace: Path) -> None:
-    done = run("replay", trace, "--slots", "1,2", "--admission", "ends", "--admission", "dense")
+    done = run(
+        *("replay", trace, "--slots", "1,2", "--admission", "ends", "--admission", "dense"),
+        *("--cost", "1,0"),
+    )
     assert (done.returncode, done.stderr) == (0, "")
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert [row[:3] for row in rows[1:]] == [
+    assert [row[:3] for row in rows[2:]] == [
         [policy, slots, admission]
         for admission in ("ends", "dense")
         for slots in ("1", "2")
         for policy in ("lru", "gds")
     ]
     # Worked by hand in test_replay: 13 blocks of prompt, 6 resident, 4 hit, 3 evicted at 2 slots.
-    assert rows[3][3:7] == ["5", f"{4 / 13:.4f}", f"{6 / 13:.4f}", f"{2 * 512 / 5:.1f}"]
-    assert rows[3][-1] == "3"
+    # At a cost of 1 a token, the 9 blocks not hit cost 9 * 512.
+    missed, cost = f"{2 * 512 / 5:.1f}", f"{9 * 512 / 5:.4f}"
+    assert rows[4][3:] == ["5", f"{4 / 13:.4f}", f"{6 / 13:.4f}", missed, cost, "3"]
+
+
+def test_lists_take_commas_and_repeats_and_drop_what_comes_again(trace: Path) -> None:
+    done = run(
+        *("replay", trace, "--slots", "2,2", "--slots", "1, 02", "--policy", "gds,lru"),
+        *("--policy", "gds", "--admission", "ends,dense,ends"),
+    )
+    assert [line.split()[:3] for line in done.stdout.splitlines()[2:]] == [
+        [policy, slots, admission]
+        for admission in ("ends", "dense")
+        for slots in ("2", "1")
+        for policy in ("gds", "lru")
+    ]
 
 
 def test_a_pipe_gets_whole_plain_rows_at_any_width(trace: Path) -> None:
     narrow = run("replay", trace, env={**os.environ, "COLUMNS": "20", "FORCE_COLOR": "1"})
     assert narrow.stdout == run("replay", trace).stdout
+    assert narrow.stderr == ""
     assert "\x1b" not in narrow.stdout
     assert len({len(line.split()) for line in narrow.stdout.splitlines()[1:]}) == 1
+
+
+def test_the_table_fits_eighty_columns(tmp_path: Path) -> None:
+    # Requests of up to 131,072 tokens, in ten thousands.
+    row = replay_prompts([[1, 2], [1, 2, 3]], "clairvoyant", 65_536, "dense")
+    large = msgspec.structs.replace(
+        row, requests=99_999, missed_by_state_tokens=99_999 * 131_072, evicted_states=9_999_999
+    )
+    with (tmp_path / "t").open("w+") as file:
+        Console(file=file, width=1_000).print(row_table([large]))
+    assert max(map(len, (tmp_path / "t").read_text().splitlines())) <= 80
 
 
 def test_the_json_holds_rows_settings_and_origin(trace: Path, tmp_path: Path) -> None:
@@ -113,6 +135,8 @@ def test_generate_is_reproducible_and_names_its_seed(tmp_path: Path) -> None:
     packed = (tmp_path / "a.gz").read_bytes()
     assert packed == (tmp_path / "b.gz").read_bytes()
     plain = (tmp_path / "c.jsonl").read_text()
+    assert run(*options, "-o", tmp_path / "d.GZ").returncode == 0
+    assert (tmp_path / "d.GZ").read_bytes() == packed
     assert gzip.decompress(packed).decode() == plain == run(*options, "-o", "-").stdout
     run("replay", tmp_path / "a.gz", "--json", tmp_path / "r.json")
     assert json.loads((tmp_path / "r.json").read_bytes())["seed"] == 9
@@ -137,27 +161,26 @@ BAD_SETTINGS = {
     "cost text": (["--cost", "a,b"], "--cost: 'a,b': "),
     "unknown flag": (["--nonsense"], "--nonsense"),
     "two traces": (["other"], "other"),
+    "policy none": (["--policy", "gds,"], "--policy: unknown policy '': use gds, lru, clai"),
     "plot format": (["--plot", "x.docx"], "--plot: 'x.docx' must end in one of"),
+    "plot backend": (["--plot", "x.pgf"], "--plot: 'x.pgf' must end in one of .pdf, .png, .svg"),
+    "plot nowhere": (["--plot", "/nowhere/x.png"], "--plot: there is no directory /nowhere"),
+    "plot as json": (["--json", "x.png", "--plot", "./x.png"], "--plot: names the same file as"),
+    "plot of none": (["--kv-tokens", "512", "--plot", "x.png"], "--plot: no request fits the KV"),
     "json nowhere": (["--json", "/nowhere/x.json"], "--json: there is no directory /nowhere"),
     "json folder": (["--json", "/"], "--json: / is a directory"),
 }
-
-
-def assert_one_line(done: subprocess.CompletedProcess[str], problem: str) -> None:
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("statecache: ")
-    assert problem in done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("kind", BAD_SETTINGS)
 def test_a_bad_setting_is_one_line(kind: str, trace: Path, tmp_path: Path) -> None:
     flags, problem = BAD_SETTINGS[kind]
     out = tmp_path / "out.json"
-    done = run("replay", trace, *([] if "--json" in flags else ["--json", out]), *flags)
+    done = run(
+        "replay", trace, *([] if "--json" in flags else ["--json", out]), *flags, cwd=tmp_path
+    )
     assert_one_line(done, problem)
-    assert not out.exists()
+    assert list(tmp_path.iterdir()) == [trace]
 
 
 @pytest.mark.parametrize(
@@ -165,6 +188,7 @@ def test_a_bad_setting_is_one_line(kind: str, trace: Path, tmp_path: Path) -> No
     [
         ([], "Missing command"),
         (["replay"], "TRACE"),
+        (["replay", ""], "TRACE is empty"),
         (["nonsense"], "nonsense"),
         (["generate", "agent"], "--output"),
         (["generate", "agent", "-o", "/nowhere/x"], "--output: there is no directory /nowhere"),
@@ -221,67 +245,23 @@ def test_the_trace_is_never_overwritten(trace: Path) -> None:
     assert trace.read_bytes() == before
 
 
-def test_devices_are_written_and_stay_devices(trace: Path) -> None:
-    assert run("replay", trace, "--json", "/dev/null").returncode == 0
-    assert Path("/dev/null").is_char_device()
-    full = run("replay", trace, "--json", "/dev/full")
-    assert_one_line(full, "--json: /dev/full cannot be written (No space left on device)")
-
-
-def test_a_full_stdout_is_one_line(trace: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [COMMAND, "replay", str(trace)], stdout=full, stderr=subprocess.PIPE, timeout=60
-        )
-    assert done.returncode == 1
-    assert done.stderr == b"statecache: output: No space left on device\n"
-
-
-@pytest.mark.parametrize(
-    "command",
-    ['"$0" generate agent --sessions 20 -o - | head -n 1', '"$0" replay "$1" | head -n 0'],
-)
-def test_a_reader_that_leaves_causes_no_traceback(command: str, trace: Path) -> None:
-    done = subprocess.run(
-        ["/bin/sh", "-c", command, COMMAND, str(trace)], capture_output=True, timeout=60
-    )
-    assert done.stderr == b""
-
-
-def test_an_interrupt_writes_nothing(tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    process = subprocess.Popen(
-        [COMMAND, "generate", "agent", "--sessions", "2000", "--turns", "200", "-o", str(out)],
-        stderr=subprocess.PIPE,
-    )
-    deadline = time.monotonic() + 30
-    while not list(tmp_path.glob(".*.part")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (130, b"")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_terminal_gets_progress_on_stderr(trace: Path) -> None:
-    ours, theirs = pty.openpty()
-    done = subprocess.run(
-        [COMMAND, "replay", str(trace), "--slots", "1,2,3"],
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        timeout=60,
-        env={**os.environ, "TERM": "xterm"},
-    )
-    os.close(theirs)
-    shown = os.read(ours, 100_000)
-    os.close(ours)
-    assert done.returncode == 0
-    assert b"replay" in shown
-    assert done.stdout.decode() == run("replay", trace, "--slots", "1,2,3").stdout
+@pytest.mark.parametrize("name", ["x.png", "x.SVG", "x.pdf"])
+def test_a_plot_is_written_whatever_the_trace_is_called(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: plot)")
+    trace = write_trace(tmp_path / "$x_{$ 日本.jsonl", PROMPTS)
+    plot, out = tmp_path / name, tmp_path / "out.json"
+    done = run("replay", trace, "--plot", plot, "--json", out)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == run("replay", trace).stdout
+    assert plot.read_bytes().startswith((b"\x89PNG\r\n", b"<?xml", b"%PDF"))
+    assert json.loads(out.read_bytes())["trace"]["name"] == trace.name
 
 
 def test_version() -> None:
-    assert run("--version").stdout == f"statecache {statecache.__version__}\n"
+    shown = f"statecache {statecache.__version__}\n"
+    assert run("--version").stdout == shown
+    as_module = [sys.executable, "-m", "statecache", "--version"]
+    assert subprocess.check_output(as_module, text=True) == shown
 
 
 def test_replay_needs_neither_torch_nor_engines_nor_matplotlib(trace: Path) -> None:

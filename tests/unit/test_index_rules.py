@@ -252,13 +252,21 @@ def test_state_erased_and_inserted_again_is_new(gds: Index) -> None:
         (lambda i: i.erase(9), KeyError, "state 9 is not resident"),
         (lambda i: i.priority(9), KeyError, "state 9 is not resident"),
         (lambda i: i.evict(-1), ValueError, "cannot evict -1"),
+        (lambda i: i.evict(1.0), TypeError, "'float' object cannot be interpreted as an integer"),
+        (lambda i: i.insert(2**63, 5), ValueError, "9223372036854775808 does not fit in 64 bits"),
+        (lambda i: i.insert(9, 2**64), ValueError, "18446744073709551616 does not fit"),
+        (lambda i: i.insert("9", 5), TypeError, "'str' object cannot be interpreted"),
+        (lambda i: i.insert(9, 15, [A]), TypeError, "'list' object cannot be interpreted"),
+        (lambda i: i.insert(9, 5, children=[None]), TypeError, "'NoneType' object cannot be"),
+        (lambda i: i.insert(9, 5, children=A), TypeError, None),
+        (lambda i: i.touch(None), TypeError, "'NoneType' object cannot be interpreted"),
         (lambda i: i.next_victim(), RuntimeError, "outside a walk"),
         (lambda i: i.evicted(A), RuntimeError, "outside a walk"),
         (lambda i: i.end_walk(), RuntimeError, "outside a walk"),
     ],
 )
 def test_bad_call_names_the_state_and_changes_nothing(
-    gds: Index, call: Callable[[Index], None], error: type[Exception], message: str
+    gds: Index, call: Callable[[Index], None], error: type[Exception], message: str | None
 ) -> None:
     gds.insert(A, 10)
     gds.insert(B, 20, parent=A)
@@ -282,6 +290,25 @@ def test_walks_do_not_nest(gds: Index) -> None:
     gds.end_walk()
 
 
+def test_children_come_from_any_iterable_and_ids_from_any_integer(gds: Index) -> None:
+    gds.insert(B, 20)
+    gds.insert(True, 10, children=(s for s in [B]))
+    assert gds.priority(B) == 10
+    gds.insert(-(2**63), 30, parent=B)
+    assert -(2**63) in gds
+    for stranger in (None, "1", 1.5, 2**63):
+        assert stranger not in gds
+
+
+@pytest.mark.parametrize("cost", [CostModel, ReferenceCost])
+@pytest.mark.parametrize("depths", [(-1, 5), (5, 4), (0, 2**31)])
+def test_cost_of_no_stretch_is_refused(
+    cost: type[CostModel | ReferenceCost], depths: tuple[int, int]
+) -> None:
+    with pytest.raises(ValueError, match="0 <= from_depth <= to_depth <= 2147483647"):
+        cost().cost(*depths)
+
+
 def test_unknown_policy(make: Make) -> None:
     with pytest.raises(ValueError, match="unknown policy 'mru': use gds or lru"):
         make("mru")
@@ -296,6 +323,7 @@ def test_unknown_policy(make: Make) -> None:
         (-1, 1, "negative"),
         (0, 0, "not both be 0"),
         (1e300, 1e308, "too large"),
+        (8e270, 0, "too large"),  # 2^31 tokens at 8e270 seconds are over 1e280
     ],
 )
 def test_bad_coefficients_are_refused(

@@ -59,3 +59,14 @@ def test_each_engine_finds_its_adapter_and_loading_it_imports_no_engine(group: s
     assert callable(entry.load())
     imported = {name.partition(".")[0] for name in set(sys.modules) - before}
     assert not imported & {"vllm", "sglang", "torch"}
+
+
+def test_sglang_finds_its_adapter_and_loading_it_loads_nothing_else() -> None:
+    code = """
+import sys
+from importlib.metadata import entry_points
+(entry,) = [e for e in entry_points(group="sglang.srt.plugins") if e.name == "statecache"]
+assert callable(entry.load())
+assert not {"statecache", "sglang", "torch"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

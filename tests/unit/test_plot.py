@@ -1,12 +1,13 @@
 """The picture: what it labels, and the formats it takes."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from replay_support import replay_prompts
 from statecache.errors import SettingsError
-from statecache.plot import check_plot, draw_hit_rates
+from statecache.plot import _figure, check_plot, draw_hit_rates
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: plot)")
 
@@ -32,7 +33,39 @@ def test_a_png_is_a_png() -> None:
     assert draw_hit_rates(rows, "t", "png").startswith(b"\x89PNG\r\n")
 
 
-@pytest.mark.parametrize("name", ["x", "x.docx", ".png"])
+@pytest.mark.parametrize("name", ["x", "x.docx", "x.pgf", ".png"])
 def test_a_format_it_cannot_draw_is_named(name: str) -> None:
     with pytest.raises(SettingsError, match="must end in one of"):
         check_plot(Path(name))
+
+
+def test_a_title_is_taken_as_it_is() -> None:
+    rows = [replay_prompts([[1, 2]], "lru", 1)]
+    assert "<!-- $x_{$ 日本 -->" in draw_hit_rates(rows, "$x_{$ 日本", "svg").decode()
+
+
+def test_a_replay_that_served_nothing_has_no_picture() -> None:
+    rows = [replay_prompts([[1, 2]], "lru", 1, kv_blocks=1)]
+    with pytest.raises(SettingsError, match="--plot: no request fits the KV pool"):
+        draw_hit_rates(rows, "t", "svg")
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        (10, 12, 14, 100, 120, 1_000, 10_000, 20_000, 50_000, 90_000, 100_000),
+        tuple(range(1, 40)),
+        (100_000, 100_001, 100_002),
+        (64, 128, 256, 1024),
+        (7,),
+    ],
+)
+def test_labels_of_slots_do_not_touch(slots: tuple[int, ...]) -> None:
+    figure = _figure([replay_prompts([[1, 2]], "lru", n) for n in slots], "t")
+    figure.draw_without_rendering()
+    axis = figure.axes[0].xaxis
+    boxes = [label.get_window_extent() for label in axis.get_ticklabels(which="both")]
+    assert all(left.x1 + 2 < right.x0 for left, right in pairwise(boxes))
+    if len(slots) == 4:
+        shown = [label.get_text() for label in axis.get_ticklabels()]
+        assert shown == ["64", "128", "256", "1,024"]

@@ -138,11 +138,13 @@ def test_a_block_of_the_request_itself_never_goes() -> None:
 
 
 def test_a_dropped_state_frees_its_slot_and_does_not_raise_the_watermark() -> None:
-    # 2 slots, 4 blocks: states ab and cd fill both; efg drops d (after b: ab is older, b goes
-    # first, then a, then d), so both states go with their KV and efg evicts nothing.
-    row = play("ab cd efg cx", slots=2, kv_blocks=4)
-    assert row.evicted_states == 0
-    assert blocks(row) == (9, 1, 0)
+    # 2 slots, 7 blocks, full with abcd (dear) and efg. hi drops d and c: state abcd goes, so hi
+    # finds a slot free, and is worth 2 blocks. jk drops b and a and needs a slot: hi is worth less
+    # than efg (3) and goes. Had the watermark risen to the 4 of abcd, hi would be worth 6.
+    # So efgx hits efg, and its own state evicts jk.
+    row = play("abcd efg hi jk efgx", slots=2, kv_blocks=7, policy="gds")
+    assert blocks(row) == (15, 3, 3)
+    assert row.evicted_states == 2
 
 
 # Settings.

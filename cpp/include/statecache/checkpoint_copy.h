@@ -11,7 +11,7 @@ namespace statecache {
 //
 // The format. A temporal state of one head is a d_v x d_k matrix with one symmetric scale a column:
 //   scale = max(largest magnitude of the column, 1e-8) / 127, rounded to the scale's type
-//   q     = x / scale, rounded half to even; within +-127 whatever the column holds
+//   q     = x / scale, rounded half to even; within +-127 in any finite column
 //   x     = q * scale, rounded to the state's type
 // All arithmetic is IEEE single precision, rounded to nearest even at each step. The scale's type
 // is bfloat16 for a bfloat16 state and float for float and float16 states.
@@ -28,7 +28,8 @@ inline constexpr int32_t kNonFinite = 2;  // NaN or Inf in the source, or a scal
                                           // copy would come back as Inf: do not keep the slot
 
 // One copy in either direction. Strides are in bytes. A d_v x d_k matrix lies row by row without
-// gaps in both pools, a head's scales likewise; everything is aligned to its element.
+// gaps in both pools, a head's scales likewise; everything is aligned to its element. d_k is a
+// multiple of 8.
 // A pair is skipped when either slot is negative or not below its pool's slot count.
 struct CheckpointCopy {
   void* active[kMaxLayers];  // by layer: slot 0, head 0
@@ -86,7 +87,8 @@ void dequantize_tiles(const CheckpointCopy& copy, int64_t first, int64_t last);
 void copy_tiles(const RowCopy& copy, int64_t first, int64_t last);
 
 // The instruction sets of the CPU code, by rising speed. The functions above use the best one the
-// machine has; all give the same bits.
+// machine has; all give the same bits, but in columns with NaN or Inf. kAvx2 is x86-64-v3, with FMA
+// and F16C; kAvx512 is x86-64-v4.
 enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
 bool is_supported(InstructionSet set);
 void quantize_tiles(InstructionSet set, const CheckpointCopy& copy, int64_t first, int64_t last);

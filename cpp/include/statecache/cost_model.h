@@ -21,10 +21,13 @@ class CostModel {
   static constexpr double kDefaultLinear = 1.862e-5;
   static constexpr double kDefaultQuadratic = 3.33e-6;
 
+  static constexpr double kMaxCost = 1e280;
+
   CostModel() = default;
 
   // Throws std::invalid_argument unless both coefficients are finite and >= 0, at least one is
-  // above 0, and the cost of the deepest possible state is finite.
+  // above 0, and the deepest possible state costs at most kMaxCost: a watermark that has grown by
+  // that much at each of 1e18 evictions is still finite.
   CostModel(double linear, double quadratic) : linear_(linear), quadratic_(quadratic) {
     if (!std::isfinite(linear) || !std::isfinite(quadratic)) {
       throw std::invalid_argument("cost coefficients must be finite numbers");
@@ -35,8 +38,8 @@ class CostModel {
     if (linear == 0 && quadratic == 0) {
       throw std::invalid_argument("cost coefficients must not both be 0");
     }
-    if (!std::isfinite(cost(0, kMaxDepth))) {
-      throw std::invalid_argument("cost coefficients are too large: a deep state costs infinity");
+    if (!(cost(0, kMaxDepth) <= kMaxCost)) {
+      throw std::invalid_argument("cost coefficients are too large: a deep state costs over 1e280");
     }
   }
 

@@ -82,7 +82,7 @@ def _from_cli_args(original: Callable[..., Any], cls: Any, args: argparse.Namesp
 
 
 def _before_resolution(server_args: Any, *_args: Any, **_kwargs: Any) -> None:
-    if not os.environ.get(_CONFIG):
+    if not os.environ.get(_CONFIG) or seams.is_resolved(server_args):
         return
     settings = switch({})
     if settings.enabled:

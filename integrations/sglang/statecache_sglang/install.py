@@ -30,6 +30,8 @@ class Installed:
 def install(settings: Settings) -> Installed:
     """Probe every seam, then install. Raises `SeamError` with nothing installed."""
     check_seams(settings)
+    from statecache_sglang.invariants import check_state_pools
+    from statecache_sglang.pool_seams import CheckerPatch
     from statecache_sglang.python_core import IndexedMambaComponent, IndexedPythonCore
     from statecache_sglang.rust_core import IndexedRustCore
     from statecache_sglang.shortage import admit_all_or_none
@@ -42,6 +44,7 @@ def install(settings: Settings) -> Installed:
     patches: list[seams.Patch] = [
         seams.TreeCorePatch(IndexedMambaComponent, leads, build),
         seams.AdmissionPatch(admit_all_or_none),
+        CheckerPatch(check_state_pools),
     ]
     if settings.int8:
         from statecache_sglang import int8

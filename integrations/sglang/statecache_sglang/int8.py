@@ -35,15 +35,9 @@ class CheckpointSlots:
     """
 
     def __init__(self, pool: Any, slots: int) -> None:
-        library = _library()
-        temporal, conv = pool_seams.temporal_and_conv(pool)
-        side = {
-            name: library.SideState(tensor, slot_dim)
-            for name, (tensor, slot_dim) in pool_seams.side_states(pool).items()
-        }
-        self._active = library.ActiveState(temporal, conv, side)
+        self._active = _active_state(pool)
         self._device = pool_seams.device_of(pool)
-        self._pool = library.CheckpointPool(self._active, slots, reserve_slot_zero=True)
+        self._pool = _library().CheckpointPool(self._active, slots, reserve_slot_zero=True)
         self.num_slots = slots
         self.refused = 0
         self._refused: set[int] = set()
@@ -86,30 +80,73 @@ class CheckpointSlots:
 
 def patches(settings: Settings) -> tuple[Patch, ...]:
     """Return what puts the pool in place, counts its bytes and keeps its states."""
-    slots = settings.int8_slots
-    if slots is None:
-        raise SystemExit(f"statecache: {flag_of('int8')} needs {flag_of('int8_slots')} N")
     _library()
+    asked = settings.int8_slots
 
-    def make(pool: Any, _active_slots: int) -> CheckpointSlots:
-        return CheckpointSlots(pool, slots)
+    def make(pool: Any) -> CheckpointSlots:
+        made = CheckpointSlots(pool, slots_beside(pool) if asked is None else asked)
+        _log.info(
+            "statecache: int8 checkpoint pool of %d states, %d bytes",
+            made.num_slots,
+            made.mem_usage_bytes(),
+        )
+        return made
 
     def take_off(configurator: Any, rest_gib: float) -> float:
-        needed = _bytes_of(configurator, slots)
-        left = rest_gib - needed / _GIB
-        if left <= 0:
+        rest = int(rest_gib * _GIB)
+        if asked is None:
+            needed = _bytes_of_states(configurator, rest)
+            what = flag_of("int8")
+        else:
+            needed = _bytes_of(configurator, asked)
+            what = f"{flag_of('int8_slots')} {asked}"
+        if needed >= rest:
             raise SystemExit(
-                f"statecache: {flag_of('int8_slots')} {slots} needs {needed:,} bytes,"
-                f" {int(rest_gib * _GIB):,} are left for states and KV"
+                f"statecache: {what} needs {needed:,} bytes,"
+                f" {max(rest, 0):,} are left for states and KV"
             )
-        _log.info("statecache: int8 checkpoint pool of %d states, %d bytes", slots, needed)
-        return left
+        return rest_gib - needed / _GIB
 
     return (
         pool_seams.PoolPatch(make),
         pool_seams.EvictionPatch(),
         pool_seams.BudgetPatch(take_off),
     )
+
+
+def slots_beside(pool: Any) -> int:
+    """Return how many int8 states fit in the bytes that the states of running requests take.
+
+    What a server gets that names no number. The reserved slots of both pools count.
+    """
+    library = _library()
+    active = _active_state(pool)
+    active_bytes: int = (pool.mamba_pool.size + 1) * int(
+        library.estimate_bytes(active, 1, mode="native")
+    )
+    return max(active_bytes // int(library.estimate_bytes(active, 1)) - 1, 1)
+
+
+def _active_state(pool: Any) -> Any:
+    library = _library()
+    temporal, conv = pool_seams.temporal_and_conv(pool)
+    side = {
+        name: library.SideState(tensor, slot_dim)
+        for name, (tensor, slot_dim) in pool_seams.side_states(pool).items()
+    }
+    return library.ActiveState(temporal, conv, side)
+
+
+def _bytes_of_states(configurator: Any, rest: int) -> int:
+    """Return the bytes of a pool as big as SGLang's own, out of what is left for states and KV.
+
+    With a ratio r of states to KV, both pools of r / (1 + 2 r) leave SGLang what gives its own
+    that size. See `slots_beside` for the states in it.
+    """
+    slots, ratio = pool_seams.asked_state_slots()
+    if slots is None:
+        return int(rest * ratio / (1 + 2 * ratio))
+    return (slots + 1) * int(pool_seams.bytes_of_a_state(configurator))
 
 
 def _bytes_of(configurator: Any, slots: int) -> int:
@@ -123,5 +160,5 @@ def _bytes_of(configurator: Any, slots: int) -> int:
         empty(params.shape.temporal, params.dtype.temporal),
         [empty(shape, params.dtype.conv) for shape in params.shape.conv],
     )
-    beside = int(configurator.extra_mamba_cache_bytes_per_req) * (slots + 1)
+    beside = pool_seams.side_bytes_of_a_state(configurator) * (slots + 1)
     return int(library.estimate_bytes(active, slots, reserve_slot_zero=True)) + beside

@@ -1,4 +1,4 @@
-"""What the int8 pool uses of SGLang: the second and last file that takes anything from it."""
+"""What the state pools need of SGLang: the second and last file that takes anything from it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from statecache_sglang.seams import load
 
 __all__ = [
     "BudgetPatch",
+    "CheckerPatch",
     "EvictionPatch",
     "PoolPatch",
+    "asked_state_slots",
+    "bytes_of_a_state",
     "device_of",
+    "pool_sizes",
+    "side_bytes_of_a_state",
     "side_states",
+    "slots_in_use",
     "state_layout",
     "temporal_and_conv",
 ]
@@ -51,6 +57,42 @@ def state_layout(configurator: Any) -> tuple[int, Any]:
     return len(params.layers), params
 
 
+def bytes_of_a_state(configurator: Any) -> int:
+    """Return the bytes SGLang counts for one slot of its own pool, side states included.
+
+    As `KVCacheConfigurator._handle_max_mamba_cache` of SGLang 0.5.23, without pipeline parallelism.
+    """
+    params = configurator.mambaish_config.mamba2_cache_params
+    return int(params.mamba_cache_per_req) + side_bytes_of_a_state(configurator)
+
+
+def side_bytes_of_a_state(configurator: Any) -> int:
+    """Return the bytes of the side states of one slot."""
+    return int(configurator.extra_mamba_cache_bytes_per_req)
+
+
+def asked_state_slots() -> tuple[int | None, float]:
+    """Return --max-mamba-cache-size, None when not given, and --mamba-full-memory-ratio."""
+    schedule = load(at.CONTEXT).get_schedule()
+    return schedule.max_mamba_cache_size, float(schedule.mamba_full_memory_ratio)
+
+
+def pool_sizes(cache: Any) -> tuple[int, int, Any]:
+    """Return the size and the free slots of the pool of running requests, and the int8 pool."""
+    pool = cache.req_to_token_pool
+    return (
+        int(pool.mamba_pool.size),
+        int(pool.mamba_allocator.available_size()),
+        getattr(pool, "mamba_ckpt_pool", None),
+    )
+
+
+def slots_in_use(checker: Any) -> int:
+    """Return how many state slots requests hold, by what they say themselves."""
+    slots = load(at.STATS).kv_mamba_slots
+    return sum(slots(req.kv) for req in checker._requests_owning_rows())  # noqa: SLF001
+
+
 def device_of(pool: Any) -> Any:
     """Return the device the slots of `pool` live on."""
     return pool.mamba_pool.mamba_cache.temporal.device
@@ -80,15 +122,15 @@ class _Swap:
 
 
 class PoolPatch:
-    """Has `make(pool, active slots)` build the checkpoint pool in place of SGLang's own."""
+    """Has `make(pool)` build the checkpoint pool in place of SGLang's own."""
 
-    def __init__(self, make: Callable[[Any, int], Any]) -> None:
+    def __init__(self, make: Callable[[Any], Any]) -> None:
         def no_own_pool(_original: Any, **_kwargs: Any) -> None:
             return None
 
         def init(original: Any, pool: Any, *args: Any, **kwargs: Any) -> None:
             original(pool, *args, **kwargs)
-            pool.mamba_ckpt_pool = make(pool, pool.mamba_pool.size)
+            pool.mamba_ckpt_pool = make(pool)
 
         self._swaps = (
             _Swap(load(at.CHECKPOINTS), "maybe_init_int8_mamba_checkpoint_pool", no_own_pool),
@@ -131,3 +173,15 @@ class BudgetPatch(_Swap):
 
         owner = load(at.CONFIGURATOR).KVCacheConfigurator
         super().__init__(owner, "_handle_max_mamba_cache", handle)
+
+
+class CheckerPatch(_Swap):
+    """Puts `around(original, checker, stats)` where SGLang checks the state pools.
+
+    The scheduler does so whenever it is idle (`SchedulerInvariantChecker._check_all_pools`), and
+    stops the server, or warns, when the first value returned is True.
+    """
+
+    def __init__(self, around: Callable[..., tuple[bool, str]]) -> None:
+        owner = load(at.CHECKER).SchedulerInvariantChecker
+        super().__init__(owner, "_check_mamba_pool", around)

@@ -26,6 +26,9 @@ ADDER = "sglang.srt.managers.schedule_policy"
 CHECKPOINTS = "sglang.srt.mem_cache.mamba_checkpoint_pool"
 CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"
 ENGINE = "sglang.srt.entrypoints.engine"
+CHECKER = "sglang.srt.managers.scheduler_components.invariant_checker"
+STATS = "sglang.srt.managers.scheduler_components.pool_stats_observer"
+CONTEXT = "sglang.srt.runtime_context"
 POOL = "sglang.srt.mem_cache.memory_pool"
 
 
@@ -163,4 +166,11 @@ SEAMS: tuple[Seam, ...] = (
     Seam(CHECKPOINTS, "maybe_init_int8_mamba_checkpoint_pool"),
     *_seams(CONFIGURATOR, "KVCacheConfigurator", {"_handle_max_mamba_cache": "total_rest_memory"}),
     Seam("sglang.srt.mem_cache.base_prefix_cache", "EvictParams"),
+    *_seams(
+        CHECKER,
+        "SchedulerInvariantChecker",
+        {"_check_mamba_pool": "ps", "_requests_owning_rows": ""},
+    ),
+    Seam(STATS, "kv_mamba_slots", ("kv",)),
+    Seam(CONTEXT, "get_schedule", ()),
 )

@@ -35,6 +35,7 @@ __all__ = [
     "inner_step",
     "is_evictable_device_leaf",
     "is_hybrid_pool",
+    "is_resolved",
     "leaf_step",
     "load",
     "mamba_component",
@@ -245,10 +246,13 @@ def hook_engine_arguments(around: Callable[..., Any]) -> None:
     module.Engine.server_args_class = staticmethod(server_args_class)
 
 
+def is_resolved(server_args: Any) -> bool:
+    """Whether `ServerArgs.resolve_once` ran already: the record can no longer be changed."""
+    return bool(getattr(server_args, "_resolution_finished", False))
+
+
 def ask_for_int8(server_args: Any, slots: int | None) -> None:
     """Have SGLang treat this server as one with an int8 pool, its own refusals included."""
-    if getattr(server_args, "_input_frozen", False):
-        return  # a copy that another process already resolved
     server_args.enable_int8_mamba_checkpoint = True
     server_args.int8_mamba_ckpt_size = slots
 

@@ -3,9 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <vector>
+
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
 #include "hard_quotients.h"
 #include "pools.h"
@@ -76,36 +82,144 @@ TEST(CheckpointCopy, DivisionIsExactWhereItIsHardest) {
   }
 }
 
-// Half-precision conversions of the CPU code, all values of a float16 against the compiler's.
-TEST(CheckpointCopy, EveryFloat16IsReadAndWrittenExactly) {
-  for (const InstructionSet set : supported_sets()) {
-    for (uint32_t high = 0; high < 0x7c00; high += 64) {
-      // One row of 64 values, each alone in its column: q is 127 and comes back as itself, or as
-      // what 127 * scale rounds to.
-      Pools pools({1, 1, 8, 64, StateType::kFloat16}, 2);
-      for (uint32_t k = 0; k < 64; ++k) {
-        const auto bits = static_cast<uint16_t>((high + k) | (k % 2 << 15));
-        pools.put_active(k, static_cast<float>(std::bit_cast<_Float16>(bits)));
-      }
-      const std::vector<int64_t> from{0};
-      const std::vector<int64_t> to{1};
-      std::vector<int32_t> report;
-      const CheckpointCopy store = pools.copy(from, from, report);
-      quantize_tiles(set, store, 0, 1);
-      ASSERT_EQ(report[0], kStored);
-      dequantize_tiles(set, pools.copy(to, from, report), 0, 1);
-      for (uint32_t k = 0; k < 64; ++k) {
-        const float scale = testing::get(pools.scale, k, StateType::kFloat32);
-        const float x = testing::get(pools.active, k, StateType::kFloat16);
-        ASSERT_EQ(scale, std::max(std::fabs(x), 1e-8F) / 127.0F);
-        const auto level = static_cast<int8_t>(pools.quantized[k]);
-        ASSERT_EQ(level, x == 0 ? 0 : std::copysign(127, x));
-        const auto expected = static_cast<float>(static_cast<_Float16>(level * scale));
-        ASSERT_EQ(testing::get(pools.active, 8 * 64 + k, StateType::kFloat16), expected);
-      }
-    }
+// Runs `call` as it is, then with denormals flushed to zero as torch.set_flush_denormal does.
+template <typename Call>
+void with_and_without_denormals(const Call& call) {
+  call();
+#ifdef __x86_64__
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before | 0x8040U);
+  call();
+  _mm_setcsr(before);
+#endif
+}
+
+// Element `index` becomes the 16-bit pattern, in a float followed by other bits.
+void put_pattern(Pools& pools, size_t index, StateType type, uint32_t pattern) {
+  const uint32_t wide = pattern << 16 | (pattern * 40503U & 0xffffU);
+  const auto narrow = static_cast<uint16_t>(pattern);
+  if (type == StateType::kFloat32) {
+    std::memcpy(&pools.active[index * 4], &wide, 4);
+  } else {
+    std::memcpy(&pools.active[index * 2], &narrow, 2);
   }
 }
+
+// A column for each largest value in [2, 4), in it every value from 2^-6 up, so down to a level of
+// 1/2; the others are these times powers of two.
+TEST(CheckpointCopy, EveryFloat16QuotientIsExact) {
+  const StateType type = StateType::kFloat16;
+  Pools source({1, 1, 8192, 1024, type}, 1);
+  for (uint32_t row = 0; row < 8192; ++row) {
+    for (uint32_t k = 0; k < 1024; ++k) {
+      put_pattern(source, row * 1024 + k, type, std::min(0x2400 + row, 0x4000 + k));
+    }
+  }
+  const std::vector<int64_t> slots{0};
+  std::vector<int32_t> report;
+  Pools expected = source;
+  quantize_tiles(InstructionSet::kBaseline, expected.copy(slots, slots, report), 0, 1);
+  for (const InstructionSet set : supported_sets()) {
+    Pools pools = source;
+    quantize_tiles(set, pools.copy(slots, slots, report), 0, 1);
+    EXPECT_TRUE(pools.quantized == expected.quantized);
+  }
+}
+
+class Patterns : public ::testing::TestWithParam<StateType> {};
+
+// All 65,536, a column for those that share the upper six bits: in float16 sign and exponent.
+TEST_P(Patterns, AreStoredAlike) {
+  const StateType type = GetParam();
+  Pools source({1, 1, 1024, 64, type}, 1);
+  for (uint32_t pattern = 0; pattern < 65536; ++pattern) {
+    const size_t index = pattern % 1024 * 64 + pattern / 1024;
+    put_pattern(source, index, type, pattern);
+    if (!std::isfinite(testing::get(source.active, index, type))) source.put_active(index, 0);
+  }
+  Pools expected = source;
+  const std::vector<int64_t> slots{0};
+  std::vector<int32_t> expected_report;
+  quantize_tiles(InstructionSet::kBaseline, expected.copy(slots, slots, expected_report), 0, 1);
+  for (size_t i = 0; type == StateType::kFloat16 && i < 65536; ++i) {
+    const float scale = testing::get(expected.scale, i % 64, StateType::kFloat32);
+    ASSERT_EQ(static_cast<int8_t>(expected.quantized[i]),
+              static_cast<int8_t>(std::nearbyint(testing::get(source.active, i, type) / scale)));
+  }
+  for (const InstructionSet set : supported_sets()) {
+    with_and_without_denormals([&] {
+      Pools pools = source;
+      std::vector<int32_t> report;
+      quantize_tiles(set, pools.copy(slots, slots, report), 0, 1);
+      EXPECT_EQ(report, expected_report);
+      EXPECT_EQ(pools.quantized, expected.quantized);
+      EXPECT_EQ(pools.scale, expected.scale);
+    });
+  }
+}
+
+TEST_P(Patterns, ThatAreNotFiniteAreReported) {
+  const StateType type = GetParam();
+  const std::vector<int64_t> slots{0};
+  int seen = 0;
+  for (uint32_t pattern = 0; pattern < 65536; ++pattern) {
+    Pools pools({1, 1, 8, 8, type}, 1);
+    put_pattern(pools, 27, type, pattern);
+    if (std::isfinite(testing::get(pools.active, 27, type))) continue;
+    ++seen;
+    for (const InstructionSet set : supported_sets()) {
+      std::vector<int32_t> report;
+      quantize_tiles(set, pools.copy(slots, slots, report), 0, 1);
+      ASSERT_EQ(report[0], kStored | kNonFinite) << pattern;
+    }
+  }
+  EXPECT_EQ(seen, type == StateType::kFloat16 ? 2048 : 256);
+}
+
+// Levels times scales that give each finite float16, each midpoint between two, and the floats
+// beside it: all roundings, and the overflow to Inf. float16 is also held to the compiler's.
+TEST_P(Patterns, AreLoadedAlike) {
+  const StateType type = GetParam();
+  const StateType scale_type =
+      type == StateType::kBfloat16 ? StateType::kBfloat16 : StateType::kFloat32;
+  const int heads = 4 * 0x7c00 / 256;
+  Pools source({1, heads, 8, 256, type}, 1);
+  for (uint32_t i = 0; i < 4 * 0x7c00; ++i) {
+    const auto bits = static_cast<uint16_t>(i / 4);
+    const auto x = static_cast<float>(std::bit_cast<_Float16>(bits));
+    const float next =
+        bits == 0x7bff
+            ? 65536.0F
+            : static_cast<float>(std::bit_cast<_Float16>(static_cast<uint16_t>(bits + 1)));
+    const float middle = (x + next) / 2;
+    const float scales[4] = {x, middle, std::nextafter(middle, 0.0F), std::nextafter(middle, 1e6F)};
+    testing::put(source.scale, i, scale_type, scales[i % 4]);
+  }
+  const int8_t levels[8] = {1, -1, 127, -127, 3, 0, -85, 64};
+  for (size_t i = 0; i < source.quantized.size(); ++i) {
+    source.quantized[i] = static_cast<std::byte>(levels[i / 256 % 8]);
+  }
+  const std::vector<int64_t> slots{0};
+  std::vector<int32_t> report;
+  Pools expected = source;
+  dequantize_tiles(InstructionSet::kBaseline, expected.copy(slots, slots, report), 0, heads);
+  for (size_t i = 0; type == StateType::kFloat16 && i < source.quantized.size(); ++i) {
+    const float scale = testing::get(source.scale, i / 2048 * 256 + i % 256, scale_type);
+    const auto x = static_cast<_Float16>(static_cast<float>(levels[i / 256 % 8]) * scale);
+    uint16_t got = 0;
+    std::memcpy(&got, &expected.active[i * 2], 2);
+    ASSERT_EQ(got, std::bit_cast<uint16_t>(x)) << static_cast<int>(levels[i / 256 % 8]) << scale;
+  }
+  for (const InstructionSet set : supported_sets()) {
+    with_and_without_denormals([&] {
+      Pools pools = source;
+      dequantize_tiles(set, pools.copy(slots, slots, report), 0, heads);
+      EXPECT_EQ(pools.active, expected.active);
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, Patterns, ::testing::ValuesIn(kTypes));
 
 class Sets : public ::testing::TestWithParam<Shape> {};
 

@@ -26,6 +26,18 @@ from statecache.settings import Settings
 FULL, MAMBA = ComponentType.FULL, ComponentType.MAMBA
 CORES = ("python", "rust")
 
+# The two kinds of state SGLang keeps by the same slot beside the pool, as Qwen4-Exp has them.
+SIDE_STATES = {
+    "short_conv_layer_ids": [0, 1],
+    "short_conv_state_shape": (16, 3),
+    "ngram_context_len": 5,
+    "ngram_eos_token_id": 7,
+}
+
+# In each of 2 layers, 2 heads of 16 x 16 in bfloat16 and 64 x 3 convolution values; at rest, int8
+# and 2 x 16 scales in their place.
+STATE_BYTES = {"running": 2 * (1_024 + 384), "at rest": 2 * (512 + 64 + 384)}
+
 torch.set_num_threads(1)
 
 
@@ -49,6 +61,7 @@ def build_pools(
     kv_tokens: int,
     max_states_per_path: int | None = None,
     extra_buffer: bool = False,
+    side_states: bool = False,
 ):
     cap = max_states_per_path
     extra = {} if cap is None else {"mamba_max_states_per_path": cap}
@@ -77,6 +90,7 @@ def build_pools(
         mamba_layer_ids=[0, 1],
         enable_mamba_extra_buffer=extra_buffer,
         speculative_num_draft_tokens=3,
+        **(SIDE_STATES if side_states else {}),
     )
     kv = HybridLinearKVPool(
         size=kv_tokens,
@@ -92,7 +106,7 @@ def build_pools(
     allocator = TokenToKVPoolAllocator(
         size=kv_tokens, dtype=torch.bfloat16, device="cpu", kvcache=kv, need_sort=False
     )
-    return requests, allocator
+    return requests, allocator, states
 
 
 class Traffic:
@@ -102,21 +116,25 @@ class Traffic:
         self, core: str, slots: int = 64, kv_tokens: int = 20_000, extra_buffer=False, **options
     ):
         self.slots, self.kv_tokens = slots, kv_tokens
-        self.requests, self.allocator = build_pools(
+        self.requests, self.allocator, self.state_params = build_pools(
             slots, kv_tokens, extra_buffer=extra_buffer, **options
         )
-        self.cache = UnifiedRadixCache(
-            params=CacheInitParams(
-                req_to_token_pool=self.requests,
-                token_to_kv_pool_allocator=self.allocator,
-                page_size=1,
-                disable=False,
-                tree_components=(FULL, MAMBA),
-                enable_mamba_extra_buffer=extra_buffer,
-                tree_core_backend=core,
-            )
+        self.params = CacheInitParams(
+            req_to_token_pool=self.requests,
+            token_to_kv_pool_allocator=self.allocator,
+            page_size=1,
+            disable=False,
+            tree_components=(FULL, MAMBA),
+            enable_mamba_extra_buffer=extra_buffer,
+            tree_core_backend=core,
         )
+        self.cache = UnifiedRadixCache(params=self.params)
         self.core = self.cache.tree_core
+        # Where cached states live: the pool of running requests, or the int8 pool.
+        checkpoints = self.requests.mamba_ckpt_pool
+        self.state_pool = self.requests.mamba_allocator if checkpoints is None else checkpoints
+        if checkpoints is not None:
+            self.slots = checkpoints.num_slots
         self.held: list = []
 
     # What a cache is asked for. A subclass may watch.
@@ -155,10 +173,10 @@ class Traffic:
 
     def state_slot(self):
         """A slot of the state pool, evicting one state when none is free; None when pinned."""
-        slot = self.requests.mamba_allocator.alloc(1)
+        slot = self.state_pool.alloc(1)
         if slot is None:
             self.evict(states=1)
-            slot = self.requests.mamba_allocator.alloc(1)
+            slot = self.state_pool.alloc(1)
         return slot
 
     def kv_slots(self, tokens: int):
@@ -195,12 +213,12 @@ class Traffic:
             return None
         fresh = self.kv_slots(len(tokens) - cached)
         if fresh is None:
-            self.requests.mamba_allocator.free(slot)
+            self.state_pool.free(slot)
             return None
         values = torch.cat([self.cache.path_device_indices(node)[:cached], fresh])
         result = self.insert(tokens, values, slot, cached, **namespace)
         if result.mamba_exist:
-            self.requests.mamba_allocator.free(slot)
+            self.state_pool.free(slot)
         return result.last_device_node
 
     def run_key(self, key) -> int:
@@ -233,7 +251,7 @@ class Traffic:
         slot = self.state_slot()
         fresh = self.kv_slots(len(tokens) - match.device_prefix_len)
         if slot is not None:
-            self.requests.mamba_allocator.free(slot)
+            self.state_pool.free(slot)
         if fresh is not None and len(fresh):
             self.allocator.free(fresh)
         self.unlock(lock)
@@ -249,7 +267,7 @@ class Traffic:
     def flush(self) -> None:
         self.held.clear()
         self.cache.reset()
-        self.requests.mamba_allocator.clear()
+        self.state_pool.clear()
         self.allocator.clear()
 
     def state_slots(self) -> list[int]:
@@ -260,7 +278,7 @@ class Traffic:
         """SGLang's own invariants, and: cached + free = total, for both pools."""
         self.core.sanity_check([], [])
         cached = self.core.all_mamba_values_flatten().numel()
-        assert cached + self.requests.mamba_allocator.available_size() == self.slots
+        assert cached + self.state_pool.available_size() == self.slots
         kv = self.core.all_values_flatten().numel()
         assert kv + self.allocator.available_size() == self.kv_tokens
         advisor = getattr(self.core, "advisor", None)

@@ -1,5 +1,7 @@
 """20,000 random operations on SGLang's real cache layer, both tree cores, step by step.
 
+With --quick a tenth of them.
+
 After every operation SGLang's own invariants hold on every cache the plugin leads, and cached +
 free = total for states and KV. 16 state slots and 900 KV slots keep both under eviction pressure
 throughout.
@@ -11,6 +13,7 @@ from cache_layer import CORES, Traffic, plugin
 from random_traffic import operations, perform
 
 SEED = 20_240_517
+OPERATIONS = 20_000
 SIZES = {"slots": 16, "kv_tokens": 900}
 
 
@@ -26,7 +29,7 @@ def run_in_step(caches: list[Traffic], seed: int, count: int) -> None:
         assert all(one == seen[0] for one in seen), (seed, number, operation, seen)
 
 
-def test_lru_through_the_plugin_is_sglang_without_it():
+def test_lru_through_the_plugin_is_sglang_without_it(share):
     plain = [Traffic(core, **SIZES) for core in CORES]
     with plugin(policy="lru"):
         led = [Traffic(core, **SIZES) for core in CORES]
@@ -36,23 +39,27 @@ def test_lru_through_the_plugin_is_sglang_without_it():
         "IndexedPythonCore",
         "IndexedRustCore",
     ]
-    run_in_step(plain + led, SEED, 20_000)
+    run_in_step(plain + led, SEED, int(OPERATIONS * share))
 
 
-def test_gds_is_the_same_on_both_cores_and_equals_brute_force():
-    with plugin(policy="gds"):
+INT8 = {"int8": True, "int8_slots": SIZES["slots"]}
+
+
+@pytest.mark.parametrize("pool", ["active", "int8"])
+def test_gds_is_the_same_on_both_cores_and_equals_brute_force(pool, share):
+    with plugin(policy="gds", **(INT8 if pool == "int8" else {})):
         watched = WatchedTraffic("python", **SIZES)
         other = Traffic("rust", **SIZES)
-    run_in_step([watched, other], SEED + 1, 20_000)
+    run_in_step([watched, other], SEED + 1, int(OPERATIONS * share))
     assert watched.core.advisor.book.watermark == other.core.advisor.book.watermark
-    assert watched.evictions > 5_000
+    assert watched.evictions > 5_000 * share
 
 
 @pytest.mark.parametrize("policy", ["gds", "lru"])
-def test_a_cap_on_the_states_of_a_path(policy):
+def test_a_cap_on_the_states_of_a_path(policy, share):
     """--mamba-max-states-per-path takes states past the walk: the index must see that."""
     with plugin(policy=policy):
         caches = [Traffic(core, max_states_per_path=2, **SIZES) for core in CORES]
     if policy == "lru":
         caches += [Traffic(core, max_states_per_path=2, **SIZES) for core in CORES]
-    run_in_step(caches, SEED + 2, 3_000)
+    run_in_step(caches, SEED + 2, int(3_000 * share))

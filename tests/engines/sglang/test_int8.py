@@ -8,8 +8,6 @@ from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from test_shortage import adder, ask, fill_with_pinned, pinned, skipped
 
-pytest.importorskip("statecache.checkpoint_pool", reason="this installation has no checkpoint pool")
-
 STATES = 16
 
 

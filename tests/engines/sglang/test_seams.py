@@ -170,6 +170,34 @@ def test_a_scheduler_process_installs_from_the_environment():
     assert "statecache: --kv-cache-plugin cannot be 'other'" in refused.stderr
 
 
+def test_a_record_of_server_args_takes_the_settings_from_the_environment_alone():
+    """`ServerArgs(...)` knows no foreign fields, so there the variable is the way in."""
+    code = """
+        from sglang.srt.plugins import load_plugins
+        load_plugins()
+        from sglang.srt.server_args import ServerArgs
+        try:
+            ServerArgs(model_path="dummy", kv_cache_plugin="statecache")
+        except TypeError as error:
+            print(error)
+        args = ServerArgs(model_path="dummy")
+        try:
+            args.resolve_once()
+        except OSError:
+            pass  # there is no such model, and that comes last
+        from sglang.srt.mem_cache import unified_radix_cache as cache
+        print(args.enable_int8_mamba_checkpoint)
+        print(sorted(c.__name__ for c in cache.COMPONENT_REGISTRY.values()))
+    """
+    config = '{"kv_cache_plugin":"statecache","int8":true}'
+    done = in_a_fresh_process(code, STATECACHE_CONFIG=config)
+    assert done.returncode == 0, done.stderr
+    refused, int8, components = done.stdout.splitlines()[-3:]
+    assert "kv_cache_plugin" in refused
+    assert int8 == "True"
+    assert "IndexedMambaComponent" in components
+
+
 def not_supported() -> dict[str, object]:
     numbers = {"pp_size": 2, "dp_size": 2}
     words = {

@@ -2,6 +2,11 @@
 
 One server at a time, each asked the same: prompts one by one, cold and again (warm), then six
 sessions in parallel under pressure on 24 state slots. Greedy, with log-probabilities.
+
+Measured with SGLang 0.5.23: the sessions reuse 0 tokens with lru and 4,338 with gds, at full
+precision, with int8, and on two tensor-parallel ranks alike. Int8 agrees with SGLang's own int8
+pool in every token and log-probability, and with full precision in the tokens of 29 of 30 prompts;
+where the tokens agree, no log-probability differs by more than 0.002.
 """
 
 import threading
@@ -16,6 +21,11 @@ CONFIGURATIONS = {
     "off": (),
     "lru": ("--kv-cache-plugin", "statecache", "--statecache-policy", "lru"),
     "gds": ("--kv-cache-plugin", "statecache"),
+}
+INT8 = {
+    "sglang int8": ("--enable-int8-mamba-checkpoint", "--int8-mamba-ckpt-size", "24"),
+    "lru int8": (*CONFIGURATIONS["lru"], "--statecache-int8", "--statecache-int8-slots", "24"),
+    "gds int8": (*CONFIGURATIONS["gds"], "--statecache-int8", "--statecache-int8-slots", "24"),
 }
 
 
@@ -86,10 +96,18 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def answers(model, tmp_path_factory) -> dict[str, dict]:
-    logs = tmp_path_factory.mktemp("servers")
+    return ask_servers(CONFIGURATIONS, model, tmp_path_factory.mktemp("servers"))
+
+
+@pytest.fixture(scope="session")
+def int8_answers(model, tmp_path_factory) -> dict[str, dict]:
+    return ask_servers(INT8, model, tmp_path_factory.mktemp("int8-servers"))
+
+
+def ask_servers(configurations, model: Path, logs: Path) -> dict[str, dict]:
     found = {}
-    for name, flags in CONFIGURATIONS.items():
-        log = logs / f"{name}.log"
+    for name, flags in configurations.items():
+        log = logs / f"{name.replace(' ', '-')}.log"
         with running(model, log, *flags) as server:
             found[name] = ask_everything(server)
         found[name]["log"] = log.read_text(errors="replace")
@@ -125,6 +143,44 @@ def test_the_cores_in_use_are_the_plugins(answers):
         assert "Tree Core: IndexedRustCore" in answers[name]["log"]
         assert f"statecache: policy {name}, cost 1.862e-05,3.33e-06" in answers[name]["log"]
     assert "statecache: policy" not in answers["off"]["log"]
+
+
+def test_two_tensor_parallel_ranks_agree(model, tmp_path, answers):
+    """Ranks that dropped different states would hang or crash: both decide for themselves."""
+    log = tmp_path / "tp.log"
+    flags = ("--tp", "2", *CONFIGURATIONS["gds"])
+    with running(model, log, *flags, SGLANG_CPU_OMP_THREADS_BIND="0|1") as server:
+        assert run_sessions(server) == answers["gds"]["reused"]
+    assert log.read_text(errors="replace").count("Tree Core: IndexedRustCore") == 2
+
+
+@pytest.mark.parametrize("when", ["cold", "warm"])
+def test_int8_gives_the_tokens_of_sglangs_own_int8_pool(int8_answers, when):
+    own, ours = int8_answers["sglang int8"][when], int8_answers["lru int8"][when]
+    assert [a["cached"] for a in ours] == [a["cached"] for a in own]
+    assert [a["tokens"] for a in ours] == [a["tokens"] for a in own]
+    assert [a["logprobs"] for a in ours] == [a["logprobs"] for a in own]
+
+
+def test_gds_with_int8_reuses_more_under_pressure(int8_answers):
+    assert int8_answers["gds int8"]["reused"] > int8_answers["lru int8"]["reused"]
+
+
+def test_int8_stays_close_to_full_precision(answers, int8_answers):
+    """Random weights give flat distributions, so ties flip: what counts is the distance."""
+    full, int8 = answers["lru"]["warm"], int8_answers["lru int8"]["warm"]
+    gaps = [
+        abs(a - b)
+        for x, y in zip(full, int8, strict=True)
+        if x["tokens"] == y["tokens"]
+        for a, b in zip(x["logprobs"], y["logprobs"], strict=True)
+    ]
+    assert len(gaps) >= 0.9 * 8 * len(full)
+    assert max(gaps) < 0.01
+
+
+def test_int8_bytes_are_shown_and_counted(int8_answers):
+    assert "int8 checkpoint pool of 24 states" in int8_answers["gds int8"]["log"]
 
 
 def test_a_bad_setting_stops_the_server_with_one_line(model):

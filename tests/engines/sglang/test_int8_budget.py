@@ -1,0 +1,87 @@
+"""How many states the int8 pool holds, and what that leaves for the rest."""
+
+from types import SimpleNamespace
+
+import pytest
+from cache_layer import STATE_BYTES, Traffic, plugin
+from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
+from sglang.srt.runtime_context import get_schedule
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+GIB = 1 << 30
+STATE, AT_REST = STATE_BYTES["running"], STATE_BYTES["at rest"]  # 2,816 and 1,920
+INT8 = {"policy": "gds", "int8": True}
+
+
+class Configurator(KVCacheConfigurator):
+    """SGLang's own, with what it asks of a model to divide memory between states and KV."""
+
+    def __init__(self, params, side_bytes: int = 0):
+        self.mambaish_config = SimpleNamespace(mamba2_cache_params=params)
+        self.extra_mamba_cache_bytes_per_req = side_bytes
+        self.hybrid_gdn_config = self.hybrid_kda_config = None
+        self.spec_algorithm = SpeculativeAlgorithm.NONE
+        self.attn_dp_size = self.pp_size = 1
+
+    def fused_entry_bytes(self, sub_pool_name: str) -> None:
+        """There is no draft model."""
+
+
+def left_of(traffic: Traffic, rest: int, **options) -> int:
+    """Bytes that SGLang leaves for KV of `rest`."""
+    made = Configurator(traffic.state_params, **options)
+    return round(made._handle_max_mamba_cache(rest / GIB) * GIB)
+
+
+def state_slots(slots: int | None):
+    """--max-mamba-cache-size, for a while."""
+    return get_schedule().override(max_mamba_cache_size=slots)
+
+
+def test_the_pool_of_so_many_slots_is_taken_off():
+    with plugin(**INT8, int8_slots=100):
+        traffic = Traffic("rust", slots=64)
+        with state_slots(64):
+            assert left_of(traffic, 1_000_000) == 1_000_000 - 65 * STATE - 101 * AT_REST
+            side = 48
+            assert left_of(traffic, 1_000_000, side_bytes=side) == (
+                1_000_000 - 65 * (STATE + side) - 101 * (AT_REST + side)
+            )
+
+
+def test_without_a_number_the_pool_takes_as_many_bytes_as_sglangs_own():
+    """65 x 2,816 bytes hold 95 states of 1,920 bytes, one of them reserved."""
+    with plugin(**INT8):
+        traffic = Traffic("rust", slots=64)
+        with state_slots(64):
+            assert left_of(traffic, 1_000_000) == 1_000_000 - 2 * 65 * STATE
+    assert traffic.slots == 94
+    assert (94 + 1) * AT_REST <= 65 * STATE < (94 + 2) * AT_REST
+    assert traffic.requests.mamba_ckpt_pool.mem_usage_bytes() == 95 * AT_REST
+
+
+def test_without_any_number_both_pools_share_what_the_ratio_gives():
+    """The ratio of states to KV is 0.9: of 1,400,000 bytes each pool gets 450,000, KV 500,000."""
+    with plugin(**INT8):
+        traffic = Traffic("rust", slots=64)
+        with state_slots(None):
+            assert get_schedule().mamba_full_memory_ratio == 0.9
+            left = left_of(traffic, 1_400_000)
+            slots = get_schedule().max_mamba_cache_size
+    assert slots == 450_000 // STATE - 1
+    assert left == 1_400_000 - 450_000 - (slots + 1) * STATE
+
+
+@pytest.mark.parametrize(
+    ("given", "what", "needed"),
+    [({"int8_slots": 100}, "-slots 100", 101 * AT_REST), ({}, "", 65 * STATE)],
+)
+def test_when_nothing_is_left_the_server_stops_with_the_numbers(given, what, needed):
+    with plugin(**INT8, **given):
+        traffic = Traffic("rust", slots=64)
+        with state_slots(64), pytest.raises(SystemExit) as stopped:
+            left_of(traffic, needed)
+        assert stopped.value.code == (
+            f"statecache: --statecache-int8{what} needs {needed:,} bytes,"
+            f" {needed:,} are left for states and KV"
+        )
