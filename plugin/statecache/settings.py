@@ -18,6 +18,8 @@ from statecache.errors import SettingsError, on_one_line
 from statecache.reference import POLICIES
 
 __all__ = [
+    "BLOCK_ORDERS",
+    "CHECKPOINTS",
     "CONFIG_VARIABLE",
     "FIELDS",
     "PLUGINS",
@@ -33,6 +35,8 @@ __all__ = [
 CONFIG_VARIABLE = "STATECACHE_CONFIG"
 STRICT_VARIABLE = "STATECACHE_STRICT"
 PLUGINS = ("statecache",)
+BLOCK_ORDERS = ("reuse", "gds", "stock")
+CHECKPOINTS = ("native", "int8")
 
 
 class _Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -44,9 +48,21 @@ class _Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     int8: bool | None = None
     int8_slots: int | None = None
     strict: bool | None = None
+    block_order: str | None = None
+    checkpoints: str | None = None
+    checkpoint_slots: int | None = None
+    checkpoint_interval: int | None = None
 
 
 FIELDS = _Given.__struct_fields__
+
+# Settings that only one engine has a use for.
+_ONLY_FOR = {
+    "block_order": "vllm",
+    "checkpoints": "vllm",
+    "checkpoint_slots": "vllm",
+    "checkpoint_interval": "vllm",
+}
 
 _FLAGS: dict[str, dict[str, Any]] = {
     "kv_cache_plugin": {
@@ -76,6 +92,26 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "stop the server on an engine version that statecache was not tested with",
     },
+    "block_order": {
+        "metavar": "NAME",
+        "help": "which cached block to drop first where KV and states share one pool: "
+        f"{', '.join(BLOCK_ORDERS)} (default: reuse)",
+    },
+    "checkpoints": {
+        "metavar": "MODE",
+        "help": "keep cached states in a pool apart from the blocks: native (exact copies) or int8",
+    },
+    "checkpoint_slots": {
+        "metavar": "N",
+        "type": int,
+        "help": "states that pool holds (default: what fits in 10 %% of the KV memory)",
+    },
+    "checkpoint_interval": {
+        "metavar": "TOKENS",
+        "type": int,
+        "help": "keep a state every so many tokens beside those at prompt ends and junctions; a "
+        "multiple of the block size (default: 8192 rounded up with a checkpoint pool, else none)",
+    },
 }
 
 
@@ -88,12 +124,32 @@ class Settings(msgspec.Struct, frozen=True):
     int8: bool = False
     int8_slots: int | None = None
     strict: bool = False
+    block_order: str = "reuse"
+    checkpoints: str | None = None
+    checkpoint_slots: int | None = None
+    checkpoint_interval: int | None = None
     given: tuple[str, ...] = ()
 
     @property
     def enabled(self) -> bool:
         """Whether this plugin was switched on."""
         return self.kv_cache_plugin is not None
+
+    @property
+    def checkpoint_mode(self) -> str | None:
+        """How states are kept apart from the blocks: "native", "int8", or None for not at all."""
+        return "int8" if self.int8 else self.checkpoints
+
+    @property
+    def pool_slots(self) -> int | None:
+        """States the checkpoint pool was asked to hold, by either flag."""
+        return self.int8_slots if self.int8_slots is not None else self.checkpoint_slots
+
+    def require_engine(self, engine: str) -> None:
+        """Raise `SettingsError` if something was given that `engine` has no use for."""
+        for name in self.given:
+            if _ONLY_FOR.get(name, engine) != engine:
+                raise SettingsError(f"{flag_of(name)} is for {_ONLY_FOR[name]} only")
 
     @classmethod
     def from_given(
@@ -135,10 +191,12 @@ def flag_of(name: str) -> str:
     return flag if name == "kv_cache_plugin" else flag.replace("--", "--statecache-", 1)
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add every flag, in a group of its own, each `None` unless given."""
+def add_flags(parser: argparse.ArgumentParser, engine: str | None = None) -> None:
+    """Add the flags of `engine` in a group of their own, each `None` unless given."""
     group = parser.add_argument_group("statecache")
     for name, options in _FLAGS.items():
+        if _ONLY_FOR.get(name, engine) != engine:
+            continue
         destination = flag_of(name).removeprefix("--").replace("-", "_")
         group.add_argument(flag_of(name), dest=destination, default=None, **options)
 
@@ -179,6 +237,7 @@ def _filled(given: _Given) -> Settings:
         raise _bad("int8_slots", slots, "use a number of states, 1 or more")
     if slots is not None and not given.int8:
         raise SettingsError(f"{flag_of('int8_slots')} needs {flag_of('int8')}")
+    _check_checkpoints(given)
     names = tuple(name for name in FIELDS if getattr(given, name) is not None)
     if plugin is None and set(names) - {"strict"}:
         first = next(name for name in names if name != "strict")
@@ -188,6 +247,34 @@ def _filled(given: _Given) -> Settings:
         model = parse_cost(flag_of("cost"), given.cost)
         values["cost"] = (model.linear, model.quadratic)
     return Settings(**values, given=names)
+
+
+def _check_checkpoints(given: _Given) -> None:
+    order, mode = given.block_order, given.checkpoints
+    slots, interval = given.checkpoint_slots, given.checkpoint_interval
+    if order is not None and order not in BLOCK_ORDERS:
+        raise _bad("block_order", order, f"use {' or '.join(BLOCK_ORDERS)}")
+    if mode is not None and mode not in CHECKPOINTS:
+        raise _bad("checkpoints", mode, f"use {' or '.join(CHECKPOINTS)}")
+    if mode == "native" and given.int8:
+        raise SettingsError(
+            f"{flag_of('int8')} and {flag_of('checkpoints')} native exclude another"
+        )
+    if order == "gds" and (mode is not None or given.int8):
+        raise SettingsError(
+            f"{flag_of('block_order')} gds and a checkpoint pool exclude another: states that are"
+            " kept apart are ruled there"
+        )
+    if slots is not None and slots < 1:
+        raise _bad("checkpoint_slots", slots, "use a number of states, 1 or more")
+    if slots is not None and given.int8_slots is not None:
+        raise SettingsError(
+            f"give {flag_of('int8_slots')} or {flag_of('checkpoint_slots')}, not both"
+        )
+    if slots is not None and mode is None and not given.int8:
+        raise SettingsError(f"{flag_of('checkpoint_slots')} needs {flag_of('checkpoints')}")
+    if interval is not None and interval < 0:
+        raise _bad("checkpoint_interval", interval, "use a number of tokens, or 0 for none")
 
 
 def parse_cost(flag: str, text: str) -> CostModel:

@@ -13,7 +13,7 @@ ON = {"kv_cache_plugin": "statecache"}
 
 def parse(*words: str) -> dict[str, object]:
     parser = argparse.ArgumentParser()
-    add_flags(parser)
+    add_flags(parser, "vllm")
     return given_on(parser.parse_args(words))
 
 
@@ -27,6 +27,8 @@ def test_defaults_are_those_of_the_design():
     settings = Settings.from_given(ON, {})
     assert (settings.policy, settings.cost) == ("gds", (1.862e-5, 3.33e-6))
     assert (settings.int8, settings.int8_slots, settings.strict) == (False, None, False)
+    assert (settings.block_order, settings.checkpoint_mode) == ("reuse", None)
+    assert settings.checkpoint_interval is None
     assert settings.given == ("kv_cache_plugin",)
 
 
@@ -38,14 +40,58 @@ def test_flags_are_named_as_documented():
         "--statecache-int8",
         "--statecache-int8-slots",
         "--statecache-strict",
+        "--statecache-block-order",
+        "--statecache-checkpoints",
+        "--statecache-checkpoint-slots",
+        "--statecache-checkpoint-interval",
     ]
 
 
 def test_every_flag_reaches_its_setting():
     words = "--kv-cache-plugin statecache --statecache-policy lru --statecache-cost 2,0.5"
     words += " --statecache-int8 --statecache-int8-slots 7 --statecache-strict"
+    words += " --statecache-block-order stock --statecache-checkpoints int8"
+    words += " --statecache-checkpoint-interval 512"
     settings = Settings.from_given(parse(*words.split()), {})
-    assert settings == Settings("statecache", "lru", (2.0, 0.5), True, 7, True, FIELDS)
+    assert settings == Settings(
+        kv_cache_plugin="statecache",
+        policy="lru",
+        cost=(2.0, 0.5),
+        int8=True,
+        int8_slots=7,
+        strict=True,
+        block_order="stock",
+        checkpoints="int8",
+        checkpoint_interval=512,
+        given=tuple(name for name in FIELDS if name != "checkpoint_slots"),
+    )
+
+
+def test_an_engine_gets_only_the_flags_it_has_a_use_for():
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    assert "--statecache-policy" in parser.format_help()
+    assert "--statecache-block-order" not in parser.format_help()
+    settings = Settings.from_given({**ON, "block_order": "stock"}, {})
+    settings.require_engine("vllm")
+    with pytest.raises(SettingsError, match="--statecache-block-order is for vllm only"):
+        settings.require_engine("sglang")
+    Settings.from_given({**ON, "policy": "lru"}, {}).require_engine("sglang")
+
+
+@pytest.mark.parametrize(
+    ("given", "mode", "slots"),
+    [
+        ({}, None, None),
+        ({"checkpoints": "native", "checkpoint_slots": 5}, "native", 5),
+        ({"checkpoints": "int8", "checkpoint_slots": 5}, "int8", 5),
+        ({"int8": True}, "int8", None),
+        ({"int8": True, "int8_slots": 4}, "int8", 4),
+    ],
+)
+def test_how_checkpoints_are_kept(given, mode, slots):
+    settings = Settings.from_given({**ON, **given}, {})
+    assert (settings.checkpoint_mode, settings.pool_slots) == (mode, slots)
 
 
 def test_a_default_given_explicitly_is_told_apart_from_one_that_was_not():
@@ -91,6 +137,17 @@ def test_strict_from_its_own_variable(text, strict):
         ({**ON, "int8": True, "int8_slots": 0}, "--statecache-int8-slots cannot be '0'"),
         ({**ON, "int8_slots": 4}, "--statecache-int8-slots needs --statecache-int8"),
         ({"policy": "lru"}, "--statecache-policy needs --kv-cache-plugin statecache"),
+        ({**ON, "block_order": "x"}, "--statecache-block-order cannot be 'x': use reuse or gds"),
+        ({**ON, "checkpoints": "x"}, "--statecache-checkpoints cannot be 'x': use native or int8"),
+        ({**ON, "checkpoints": "native", "int8": True}, "exclude another"),
+        (
+            {**ON, "checkpoints": "native", "checkpoint_slots": 0},
+            "--statecache-checkpoint-slots cannot be '0'",
+        ),
+        ({**ON, "block_order": "gds", "int8": True}, "exclude another: states that are kept apart"),
+        ({**ON, "checkpoint_slots": 2}, "--statecache-checkpoint-slots needs"),
+        ({**ON, "int8": True, "int8_slots": 1, "checkpoint_slots": 1}, "not both"),
+        ({**ON, "checkpoint_interval": -1}, "--statecache-checkpoint-interval cannot be '-1'"),
         ({**ON, "int8": "yes"}, "Expected `bool | null`, got `str` - at `$.int8`"),
         ({**ON, "speed": 1}, "unknown field `speed`"),
     ],

@@ -1,4 +1,4 @@
-"""statecache's adapter for vLLM."""
+"""statecache's adapter for vLLM. Importing it imports neither vLLM nor statecache."""
 
 from statecache_vllm.adapter import register
 

@@ -1,10 +1,68 @@
-"""What vLLM calls when it loads its plugins."""
+"""What vLLM calls when it loads its plugins: the flags, and the switch they turn.
 
-import logging
+vLLM 0.32 loads general plugins before it parses the command line (`AsyncEngineArgs.add_cli_args`),
+when an engine is configured, and again in every process it starts (`EngineCore`, workers). The
+settings travel to those processes in the connector's configuration, inside `VllmConfig`.
+"""
 
-_log = logging.getLogger("statecache.vllm")
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from statecache_vllm import seams
+
+if TYPE_CHECKING:
+    import argparse
+
+# As statecache.settings.CONFIG_VARIABLE, which must not be imported while the plugin is off.
+_CONFIG = "STATECACHE_CONFIG"
 
 
 def register() -> None:
-    """Entry point of vLLM's plugin loader. Changes nothing in this release, and says so."""
-    _log.info("statecache: the vLLM adapter is not part of this release; nothing was changed")
+    """Entry point of vLLM's plugin loader: adds the flags, and looks at every configuration."""
+    seams.hook_engine_args(_add_flags, _flags_given, _configure)
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    from statecache.settings import add_flags
+
+    add_flags(parser, "vllm")
+
+
+def _flags_given(args: argparse.Namespace) -> dict[str, Any]:
+    from statecache.settings import given_on
+
+    return given_on(args)
+
+
+def _configure(original: Callable[[], Any], engine_args: Any, flags: dict[str, Any]) -> Any:
+    """Around `EngineArgs.create_engine_config`: install if the settings say so."""
+    given = _of_additional_config(engine_args.additional_config) | flags
+    if not given and not os.environ.get(_CONFIG):
+        return original()
+    from statecache.errors import SettingsError
+    from statecache.settings import Settings
+
+    try:
+        settings = Settings.from_given(given)
+        if not settings.enabled:
+            return original()
+        settings.require_engine("vllm")
+        from statecache_vllm.install import configure
+
+        return configure(settings, engine_args, original)
+    except (SettingsError, seams.SeamError) as error:
+        raise SystemExit(f"statecache: {error}") from None
+
+
+def _of_additional_config(config: Any) -> dict[str, Any]:
+    """Return what `additional_config={"kv_cache_plugin": ..., "statecache_...": ...}` gives."""
+    if not isinstance(config, dict):
+        return {}
+    return {
+        name.removeprefix("statecache_"): value
+        for name, value in config.items()
+        if name == "kv_cache_plugin" or name.startswith("statecache_")
+    }

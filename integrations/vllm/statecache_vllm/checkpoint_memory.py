@@ -1,0 +1,96 @@
+"""How large the checkpoint pool is, and what a state looks like.
+
+The scheduler and every worker come to the same number of slots from the same `KVCacheConfig`, so
+nothing has to be sent. Memory is set aside before vLLM divides the rest into blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
+from statecache.settings import Settings, flag_of
+from statecache_vllm import seams
+
+__all__ = ["describe", "pool_slots", "set_aside"]
+
+_log = logging.getLogger("statecache.vllm")
+
+# Torch is the engine's, and not there where this package is only checked.
+torch: Any = import_module("torch")
+# Of the memory for blocks and checkpoints together, one part in so many is for checkpoints.
+_SHARE = 10
+
+
+def describe(tensors: Iterable[Any]) -> tuple[Any, list[Any]]:
+    """Tell the temporal state of a layer, `[blocks, heads, d_v, d_k]`, from its other tensors."""
+    every = list(tensors)
+    temporal = [tensor for tensor in every if tensor.dim() == 4]
+    if len(temporal) != 1:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in every)
+        raise SystemExit(f"statecache: a checkpoint pool does not know states of shapes {shapes}")
+    return temporal[0], [tensor for tensor in every if tensor.dim() != 4]
+
+
+def _state_bytes(specs: Iterable[tuple[Any, int]], mode: str) -> int:
+    """Return the bytes of one state; `specs` are `MambaSpec`s and how many layers have each."""
+    library = import_module("statecache.checkpoint_pool")
+    total = 0
+    for spec, layers in specs:
+        tensors = [
+            torch.empty((1, *shape), dtype=dtype, device="meta")
+            for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)
+        ]
+        temporal, conv = describe(tensors)
+        active = library.ActiveState([temporal], conv)
+        total += layers * int(library.estimate_bytes(active, 1, mode=mode))
+    return total
+
+
+def pool_slots(settings: Settings, vllm_config: Any, kv_cache_config: Any) -> int:
+    """Return how many states the checkpoint pool holds."""
+    mode = settings.checkpoint_mode
+    if mode is None:
+        return 0
+    groups = kv_cache_config.kv_cache_groups
+    states = [g for g in groups if seams.is_mamba(g.kv_cache_spec)]
+    one = _state_bytes([(g.kv_cache_spec, len(g.layer_names)) for g in states], mode)
+    block = max(g.kv_cache_spec.page_size_bytes * len(g.layer_names) for g in groups)
+    blocks = int(kv_cache_config.num_blocks)
+    asked = settings.pool_slots
+    slots = asked if asked is not None else blocks * block // (_SHARE - 1) // one
+    if slots < 1:
+        raise SystemExit(
+            f"statecache: one {mode} checkpoint of {one:,} bytes does not fit in a tenth of the"
+            f" {blocks * block:,} bytes of blocks: give {flag_of('checkpoint_slots')} N"
+        )
+    by_hand = vllm_config.cache_config.num_gpu_blocks_override is not None
+    _log.info(
+        "statecache: %d %s checkpoints of %d bytes, %d bytes in all%s",
+        slots,
+        mode,
+        one,
+        slots * one,
+        ", on top of the number of blocks given by hand" if by_hand else "",
+    )
+    return slots
+
+
+def set_aside(settings: Settings, specs: Iterable[Any], available: int) -> int:
+    """Return what is left of `available` bytes for blocks."""
+    mode = settings.checkpoint_mode
+    if mode is None:
+        return available
+    asked = settings.pool_slots
+    if asked is None:
+        return available - available // _SHARE
+    one = _state_bytes([(spec, 1) for spec in specs if seams.is_mamba(spec)], mode)
+    left = available - asked * one
+    if left <= 0:
+        raise SystemExit(
+            f"statecache: {asked} checkpoints of {one:,} bytes need {asked * one:,} bytes,"
+            f" {available:,} are there for blocks and checkpoints"
+        )
+    return left

@@ -1,0 +1,156 @@
+"""The connector vLLM loads in the scheduler and in every worker: where the adapter meets it.
+
+In the scheduler it takes the place of the free queue and plans stores and restores; in a worker it
+stores after the forward. Restores run before anything else in a step (`worker.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from statecache.settings import Settings
+from statecache_vllm import seams
+
+_BASES = seams.connector_bases()
+_Base: Any = _BASES[0]
+_SupportsHma: Any = _BASES[1]
+_Metadata: Any = _BASES[2]
+_WorkerMetadata: Any = _BASES[3]
+
+
+@dataclasses.dataclass
+class StepCommands(_Metadata):  # type: ignore[misc]
+    """What the workers are to copy in one step: (state, slot, block of each group)."""
+
+    restores: list[tuple[int, int, tuple[int, ...]]] = dataclasses.field(default_factory=list)
+    stores: list[tuple[int, int, tuple[int, ...]]] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Stored(_WorkerMetadata):  # type: ignore[misc]
+    """What became of the stores of one step, on one worker or on all of them."""
+
+    states: tuple[int, ...]
+    refused: tuple[int, ...]
+
+    def aggregate(self, other: Any) -> Stored:
+        """A state that one shard refused is refused."""
+        return Stored(self.states, tuple({*self.refused, *other.refused}))
+
+
+class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
+    """The adapter's two halves behind vLLM's connector interface."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        seams.share_log()
+        given = vllm_config.kv_transfer_config.kv_connector_extra_config["statecache"]
+        self.settings = Settings.from_given(given, {})
+        self._planner: Any = None
+        self._store: Any = None
+        if seams.is_scheduler_role(role):
+            from statecache_vllm.planner import Planner
+
+            self._planner = Planner(self.settings, vllm_config, kv_cache_config)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Whether blocks may not be freed before they are handed on: never."""
+        return False
+
+    @property
+    def planner(self) -> Any:
+        """The scheduler's half."""
+        return self._planner
+
+    # The scheduler's half.
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Take the place of the free queue, and see lookups and allocations."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self._planner.bind(kv_cache_manager)
+
+    def on_new_request(self, request: Any) -> None:
+        """A request was added."""
+        self._planner.added(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """No tokens come from outside: a restored state makes the local hit longer."""
+        del request, num_computed_tokens
+        return 0, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """A request was admitted: what was found for it is now certain."""
+        del num_external_tokens
+        self._planner.admitted(request, blocks)
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepCommands:
+        """Return this step's copies."""
+        restores, stores = self._planner.plan(scheduler_output.kv_connector_block_state)
+        return StepCommands(restores, stores)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """The workers report what they stored."""
+        stored = connector_output.kv_connector_worker_meta
+        if isinstance(stored, Stored):
+            self._planner.stored(stored.states, stored.refused)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
+        """A request ended; its blocks are freed as always."""
+        del block_ids
+        self._planner.finished(request)
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, None]:
+        """As `request_finished`, for a model with several groups."""
+        del block_ids
+        self._planner.finished(request)
+        return False, None
+
+    def reset_cache(self) -> bool:
+        """Forget every checkpoint."""
+        self._planner.forget()
+        return True
+
+    # A worker's half.
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Make the checkpoint pool for the states of this worker."""
+        del kv_caches
+        if self.settings.checkpoint_mode is None:
+            return
+        from statecache_vllm.checkpoint_store import CheckpointStore
+
+        self._store = CheckpointStore(self.settings, self._vllm_config, self._kv_cache_config)
+
+    def restore(self, commands: Any) -> None:
+        """Bring states back; called before anything else in a step."""
+        if self._store is not None and isinstance(commands, StepCommands) and commands.restores:
+            self._store.restore(commands.restores)
+
+    def wait_for_save(self) -> None:
+        """Store what this step committed: called after the forward."""
+        commands = self._connector_metadata
+        if self._store is not None and isinstance(commands, StepCommands) and commands.stores:
+            self._store.store(commands.stores)
+
+    def build_connector_worker_meta(self) -> Stored | None:
+        """Return what became of this step's stores."""
+        report = None if self._store is None else self._store.report()
+        return None if report is None else Stored(*report)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Nothing is loaded layer by layer."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing is loaded layer by layer."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Nothing is saved layer by layer."""

@@ -1,0 +1,13 @@
+"""Where the parts of vLLM are. Imports nothing, so that loading the plugin stays light."""
+
+ARGUMENTS = "vllm.engine.arg_utils"
+TRANSFER = "vllm.config"
+CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+POOL = "vllm.v1.core.block_pool"
+MANAGER = "vllm.v1.core.kv_cache_manager"
+COORDINATOR = "vllm.v1.core.kv_cache_coordinator"
+HASHES = "vllm.v1.core.kv_cache_utils"
+SPECS = "vllm.v1.kv_cache_interface"
+SCHEDULER = "vllm.v1.core.sched.scheduler"
+WORKER = "vllm.v1.worker.gpu_worker"
+CPU_WORKER = "vllm.v1.worker.cpu_worker"

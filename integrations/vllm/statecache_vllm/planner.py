@@ -1,0 +1,326 @@
+"""The scheduler's half of the connector: the free queue, lookups, and which states to copy."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from statecache.settings import Settings
+from statecache_vllm import seams
+from statecache_vllm.block_queue import BlockQueue, StockQueue
+from statecache_vllm.checkpoint_book import CheckpointBook
+from statecache_vllm.checkpoint_memory import pool_slots
+from statecache_vllm.chunks import end_chunks_at
+from statecache_vllm.gds_queue import GdsQueue
+from statecache_vllm.reuse_queue import ReuseQueue
+
+_log = logging.getLogger("statecache.vllm")
+
+Copy = tuple[int, int, tuple[int, ...]]
+
+
+class Planner:
+    """Sees every lookup, allocation and committed state of one scheduler."""
+
+    def __init__(self, settings: Settings, vllm_config: Any, kv_cache_config: Any) -> None:
+        self._settings = settings
+        self._states, self._attention, other = seams.groups_of(kv_cache_config)
+        self._slots = 0
+        if settings.checkpoint_mode is not None:
+            if other or not self._states or not self._attention:
+                raise SystemExit(
+                    "statecache: a checkpoint pool needs a model of full attention and recurrent"
+                    " layers only"
+                )
+            self._slots = pool_slots(settings, vllm_config, kv_cache_config)
+        end_chunks_at(vllm_config.cache_config.prefix_cache_retention_interval or 0)
+        self.book: CheckpointBook | None = None
+        self._requests: dict[str, Any] = {}
+        self._looked_up: set[str] = set()
+        self._proven: set[str] = set()
+        self._planned: dict[str, Copy] = {}
+        self._hit: dict[str, int] = {}  # states that served a lookup from their blocks
+        self._restores: list[Copy] = []
+
+    def bind(self, manager: Any) -> None:
+        """Take the place of the free queue of a new `KVCacheManager`."""
+        self._manager = manager
+        self._pool = pool = manager.block_pool
+        sizes = {one.block_size for one in manager.coordinator.single_type_managers}
+        self._block = max(sizes)
+        self._hashes_a_block = self._block // pool.hash_block_size
+        self._kv_endings = tuple(seams.key_of(b"", group) for group in self._attention)
+        self._group_of = {seams.key_of(b"", group): group for group in self._states}
+        if self._slots:
+            if len(sizes) > 1:
+                raise SystemExit(f"statecache: a checkpoint pool needs one block size, not {sizes}")
+            self.book = CheckpointBook(self._settings, self._slots, self._block, self._told)
+        self.queue = self._new_queue()
+        self._take_over()
+
+    def _new_queue(self) -> BlockQueue:
+        total = len(self._pool.blocks)
+        copies = seams.cached_copies(self._pool)
+        if self._settings.block_order == "reuse":
+            ending = self._kv_endings[0] if self._kv_endings else b""
+            return ReuseQueue(copies, total, lambda key: key.endswith(ending))
+        if self._settings.block_order == "gds":
+            groups = len(self._states)
+            return GdsQueue(copies, total, self._settings, self._block, groups, self._state_of)
+        return StockQueue(copies, total)
+
+    def _state_of(self, key: bytes) -> tuple[int, bytes] | None:
+        """Return the group and the block hash of a state's key, None for any other key."""
+        group = self._group_of.get(key[-4:])
+        return None if group is None else (group, key[:-4])
+
+    def _take_over(self) -> None:
+        pool, manager, queue = self._pool, self._manager, self.queue
+        queue.fill(pool.free_block_queue.get_all_free_blocks())
+        if self.book is not None:
+            queue.lost = self._lost
+        pool.free_block_queue = queue
+        pool.reset_prefix_cache = self._reset(pool.reset_prefix_cache)
+        pool.evict_blocks = self._evict_blocks(pool.evict_blocks)
+        manager.get_computed_blocks = self._lookup(manager.get_computed_blocks)
+        if isinstance(queue, ReuseQueue):
+            manager.allocate_slots = self._allocate(manager.allocate_slots, queue)
+        _log.info(
+            "statecache: block order %s over %d blocks of %d tokens; %d checkpoint slots."
+            " The smallest prefix that can be reused is %d tokens",
+            self._settings.block_order,
+            queue.num_free_blocks,
+            self._block,
+            self._slots,
+            self._block,
+        )
+
+    # What vLLM does to the pool.
+
+    def _reset(self, original: Callable[[], bool]) -> Callable[[], bool]:
+        """Around `BlockPool.reset_prefix_cache`, which never tells the connector (vLLM 0.32)."""
+
+        def reset_prefix_cache() -> bool:
+            done = original()
+            if done:
+                self.forget()
+                self.queue.reset(seams.cached_copies(self._pool))
+            return done
+
+        return reset_prefix_cache
+
+    def _evict_blocks(self, original: Callable[[set[int]], None]) -> Callable[[set[int]], None]:
+        """Around `BlockPool.evict_blocks`, which clears hashes of blocks that are queued."""
+
+        def evict_blocks(block_ids: set[int]) -> None:
+            blocks = [self._pool.blocks[index] for index in sorted(block_ids)]
+            keys = [block.block_hash for block in blocks]
+            original(block_ids)
+            copies = seams.cached_copies(self._pool)
+            for block, key in zip(blocks, keys, strict=True):
+                self.queue.unhashed(block)
+                if key is not None and copies(key) is None and self.book is not None:
+                    self._lost(key)
+
+        return evict_blocks
+
+    def _lost(self, key: bytes) -> None:
+        if key.endswith(self._kv_endings) and self.book is not None:
+            self.book.kv_gone(seams.plain_hash(key))
+
+    def _told(self, block_hash: bytes, resident: bool) -> None:
+        for group in self._states:
+            key = seams.key_of(block_hash, group)
+            if resident:
+                self.queue.apart[key] = None
+            else:
+                self.queue.apart.pop(key, None)
+
+    # Lookups and allocations.
+
+    def _path(self, request: Any, tokens: int) -> list[bytes]:
+        """Return one hash for each full block of the first `tokens` tokens."""
+        step, hashes = self._hashes_a_block, request.block_hashes
+        count = min(tokens // self._block, len(hashes) // step)
+        if step == 1:
+            return list(hashes[:count])
+        return [hashes[at] for at in range(step - 1, count * step, step)]
+
+    def _lookup(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Around `KVCacheManager.get_computed_blocks`; vLLM repeats it until admission."""
+        queue = self.queue
+        learns = queue if isinstance(queue, ReuseQueue) else None
+
+        def get_computed_blocks(request: Any) -> Any:
+            found = original(request)
+            if not self._manager.prefix_cache_lookup_enabled(request):
+                return found
+            name = request.request_id
+            if self.book is not None:
+                self._planned.pop(name, None)
+                if found[2] > found[1]:
+                    found = self._with_restore(request, found)
+                if name not in self._planned:
+                    self._note_hit(self.book, request, found[1])
+            if learns is not None:
+                self._learn(learns, request, found)
+            return found
+
+        return get_computed_blocks
+
+    def _note_hit(self, book: CheckpointBook, request: Any, tokens: int) -> None:
+        """A checkpoint is used, too, when its state is served from blocks."""
+        self._hit.pop(request.request_id, None)
+        if tokens and tokens % self._block == 0:
+            state = book.tree.find(request.block_hashes[tokens // self._pool.hash_block_size - 1])
+            if state is not None:
+                self._hit[request.request_id] = state
+
+    def _learn(self, queue: ReuseQueue, request: Any, found: Any) -> None:
+        name, (_, hit, boundary) = request.request_id, found
+        if name not in self._looked_up:
+            self._looked_up.add(name)
+            resident = max(hit, boundary) // self._block
+            missing = []
+            if queue.watches:
+                ending = self._kv_endings[0]
+                path = self._path(request, request.num_tokens)
+                missing = [block_hash + ending for block_hash in path[resident:]]
+            queue.looked_up(missing)
+        if hit and 4 * (hit // self._block) >= 3 * (request.num_tokens // self._block):
+            self._proven.add(name)
+        else:
+            self._proven.discard(name)
+
+    def _with_restore(self, request: Any, found: Any) -> Any:
+        """Return the hit that a checkpoint makes possible, or `found`.
+
+        The blocks are free until the request is admitted, as those of any hit: nothing else is
+        handed out in between, and a request that is not admitted is looked up again.
+        """
+        book, pool, block = self.book, self._pool, self._block
+        assert book is not None  # noqa: S101
+        _, hit, resident = found
+        best = book.deepest(self._path(request, resident), hit // block)
+        if best is None:
+            return found
+        state, slot = best
+        depth = book.tree.depth_of(state)
+        by_group, hits = self._manager.coordinator.find_longest_cache_hit_per_group(
+            request.block_hashes, request.num_tokens - 1
+        )
+        if any(hits[group] < depth * block for group in self._attention):
+            return found
+        kv = {group: list(by_group[group][:depth]) for group in self._attention}
+        fresh = self._fresh_blocks([one for blocks in kv.values() for one in blocks])
+        if fresh is None or state not in book.tree:
+            return found
+        null = [pool.null_block] * (depth - 1)
+        taken = dict(zip(self._states, fresh, strict=True))
+        groups = [kv[group] if group in kv else [*null, taken[group]] for group in self._groups()]
+        ids = tuple(one.block_id for one in fresh)
+        self._planned[request.request_id] = (state, slot, ids)
+        tokens = depth * block
+        return seams.kv_blocks(groups), tokens, resident if resident > tokens else 0
+
+    def _groups(self) -> list[int]:
+        return sorted([*self._attention, *self._states])
+
+    def _fresh_blocks(self, kept: Sequence[Any]) -> list[Any] | None:
+        """Return a free block for each state group, none of them of `kept`."""
+        pool = self._pool
+        pool.touch(kept)
+        fresh = None
+        if pool.get_num_free_blocks() >= len(self._states):
+            fresh = pool.get_new_blocks(len(self._states))
+        pool.free_blocks(reversed(kept))
+        if fresh is not None:
+            pool.free_blocks(fresh)
+        return fresh
+
+    def _allocate(self, original: Callable[..., Any], queue: ReuseQueue) -> Callable[..., Any]:
+        """Around `KVCacheManager.allocate_slots`: whose blocks are proven."""
+        proven_requests, proven, kv = self._proven, queue.proven, set(self._attention)
+
+        def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
+            queue.fresh_is_proven = request.request_id in proven_requests
+            blocks = original(request, *args, **kwargs)
+            queue.fresh_is_proven = 0
+            hits = kwargs.get("new_computed_blocks")
+            if blocks is not None and hits is not None:
+                for group, found in enumerate(hits.blocks):
+                    # Of a state only the last block is one; blocks that were free are marked.
+                    for block in found if group in kv else found[-1:]:
+                        proven[block.block_id] = 1
+            return blocks
+
+        return allocate_slots
+
+    # What the connector hears.
+
+    def added(self, request: Any) -> None:
+        """A request was added."""
+        self._requests[request.request_id] = request
+
+    def finished(self, request: Any) -> None:
+        """A request ended, for whatever reason."""
+        name = request.request_id
+        self._requests.pop(name, None)
+        self._planned.pop(name, None)
+        self._hit.pop(name, None)
+        self._looked_up.discard(name)
+        self._proven.discard(name)
+
+    def admitted(self, request: Any, blocks: Any) -> None:
+        """A request got its blocks: the restore planned for it will run in this step."""
+        planned = self._planned.pop(request.request_id, None)
+        hit = self._hit.pop(request.request_id, None)
+        if self.book is not None and hit is not None and hit in self.book.tree:
+            self.book.tree.use(hit)
+        if planned is None or self.book is None:
+            return
+        state, _, ids = planned
+        self._restores.append(planned)
+        self.book.restored(state)
+        held = [blocks.blocks[group] for group in self._states]
+        for own, block_id in zip(held, ids, strict=True):
+            if block_id not in [block.block_id for block in own]:
+                raise RuntimeError("statecache: vLLM did not take the block of a restored state")
+
+    def plan(self, block_state: Any) -> tuple[list[Copy], list[Copy]]:
+        """Return the restores and stores of this step."""
+        restores, self._restores = self._restores, []
+        stores: list[Copy] = []
+        offered = {} if block_state is None else block_state.boundary_state_offloads
+        for name, offers in offered.items():
+            request = self._requests.get(name)
+            if request is not None:
+                self._plan_stores(request, offers, stores)
+        return restores, stores
+
+    def _plan_stores(self, request: Any, offers: Any, stores: list[Copy]) -> None:
+        by_depth: dict[int, dict[int, int]] = {}
+        for group, block_id, tokens in offers:
+            by_depth.setdefault(tokens, {})[group] = block_id
+        for tokens, blocks in by_depth.items():
+            if tokens % self._block or len(blocks) != len(self._states):
+                continue  # the end of a prompt inside a block, which the blocks keep
+            path = self._path(request, tokens)
+            if isinstance(self.queue, GdsQueue):
+                self.queue.committed(path)
+            made = None if self.book is None else self.book.store(path)
+            if made is not None:
+                stores.append((*made, tuple(blocks[group] for group in self._states)))
+
+    def stored(self, states: Sequence[int], refused: Sequence[int]) -> None:
+        """The workers report."""
+        if self.book is not None:
+            self.book.stored(states, refused)
+
+    def forget(self) -> None:
+        """Drop every checkpoint: the weights may have changed."""
+        self._planned.clear()
+        self._hit.clear()
+        if self.book is not None:
+            self.book.clear()

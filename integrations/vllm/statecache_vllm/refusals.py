@@ -1,0 +1,50 @@
+"""Ways to run vLLM that this release does not support together with the plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from statecache.errors import SettingsError
+
+_Test = Callable[[Any], bool]
+
+
+def _given(value: Any) -> bool:
+    return value is not None
+
+
+def _above_one(value: Any) -> bool:
+    return value is not None and value > 1
+
+
+# By the field of `EngineArgs` (vLLM 0.32.0): what is refused, and how the line calls it.
+REFUSED: dict[str, tuple[_Test, str]] = {
+    "kv_transfer_config": (_given, "--kv-transfer-config (KV transfer, PD disaggregation)"),
+    "ec_transfer_config": (_given, "--ec-transfer-config"),
+    "kv_offloading_size": (_given, "--kv-offloading-size"),
+    "speculative_config": (_given, "speculative decoding (--speculative-config)"),
+    "pipeline_parallel_size": (_above_one, "pipeline parallelism (--pipeline-parallel-size)"),
+    "data_parallel_size": (_above_one, "data parallelism (--data-parallel-size)"),
+    "decode_context_parallel_size": (_above_one, "--decode-context-parallel-size"),
+    "prefill_context_parallel_size": (_above_one, "--prefill-context-parallel-size"),
+    "enable_sleep_mode": (bool, "sleep mode (--enable-sleep-mode)"),
+    "disable_hybrid_kv_cache_manager": (bool, "--disable-hybrid-kv-cache-manager"),
+    "scheduler_cls": (_given, "--scheduler-cls"),
+}
+
+
+def refuse(engine_args: Any, *, pool: bool) -> None:
+    """Raise `SettingsError` if `engine_args` asks for something that is not supported."""
+    for field, (asked_for, name) in REFUSED.items():
+        if asked_for(getattr(engine_args, field)):
+            raise not_supported(name)
+    if engine_args.enable_prefix_caching is False:
+        raise not_supported("--no-enable-prefix-caching (nothing would be cached)")
+    if pool and engine_args.worker_cls != "auto":
+        raise not_supported("--worker-cls beside a checkpoint pool")
+
+
+def not_supported(name: str) -> SettingsError:
+    """Return the error for something that does not go together with the plugin."""
+    return SettingsError(f"{name} is not supported with --kv-cache-plugin statecache")

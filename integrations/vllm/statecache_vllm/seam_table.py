@@ -1,0 +1,94 @@
+"""Every seam of vLLM that statecache uses, as a table to check against what is installed."""
+
+from __future__ import annotations
+
+from statecache.seam import Seam, methods
+from statecache_vllm.names import (
+    ARGUMENTS,
+    CONNECTOR,
+    COORDINATOR,
+    HASHES,
+    MANAGER,
+    POOL,
+    SCHEDULER,
+    SPECS,
+    TRANSFER,
+    WORKER,
+)
+
+__all__ = ["SEAMS", "TESTED"]
+
+TESTED = ("0.32.0",)
+
+SEAMS: tuple[Seam, ...] = (
+    Seam(ARGUMENTS, "EngineArgs.add_cli_args", ("parser",)),
+    Seam(ARGUMENTS, "EngineArgs.from_cli_args", ("cls", "args")),
+    Seam(ARGUMENTS, "EngineArgs.create_engine_config", ("self", "usage_context", "headless")),
+    Seam(TRANSFER, "KVTransferConfig"),
+    Seam(CONNECTOR, "SupportsHMA.request_finished_all_groups", ("self", "request", "block_ids")),
+    *methods(
+        CONNECTOR,
+        "KVConnectorBase_V1",
+        {
+            "bind_kv_cache_manager": "kv_cache_manager",
+            "build_connector_meta": "scheduler_output",
+            "on_new_request": "request",
+            "update_state_after_alloc": "request blocks num_external_tokens",
+            "update_connector_output": "connector_output",
+            "register_kv_caches": "kv_caches",
+            "wait_for_save": "",
+            "build_connector_worker_meta": "",
+        },
+    ),
+    Seam(CONNECTOR, "KVConnectorWorkerMetadata.aggregate", ("self", "other")),
+    *methods(
+        POOL,
+        "BlockPool",
+        {
+            "touch": "blocks",
+            "get_new_blocks": "num_blocks",
+            "free_blocks": "ordered_blocks",
+            "evict_blocks": "block_ids",
+            "reset_prefix_cache": "",
+        },
+    ),
+    Seam(POOL, "BlockHashToBlockMap", ()),
+    Seam(HASHES, "get_group_id", ("key",)),
+    Seam(HASHES, "get_block_hash", ("key",)),
+    Seam(HASHES, "make_block_hash_with_group_id", ("block_hash", "group_id")),
+    *methods(
+        HASHES,
+        "FreeKVCacheBlockQueue",
+        {
+            "popleft": "",
+            "popleft_n": "n",
+            "remove": "block",
+            "append": "block",
+            "append_n": "blocks",
+            "prepend_n": "blocks",
+            "get_all_free_blocks": "",
+            "iter_blocks_after": "cursor",
+        },
+    ),
+    *(Seam(HASHES, f"KVCacheBlock.{name}") for name in ("prev_free_block", "next_free_block")),
+    *methods(MANAGER, "KVCacheManager", {"get_computed_blocks": "request", "free": "request"}),
+    Seam(MANAGER, "KVCacheManager.allocate_slots"),
+    *methods(
+        COORDINATOR,
+        "HybridKVCacheCoordinator",
+        {"find_longest_cache_hit_per_group": "block_hashes max_cache_hit_length"},
+    ),
+    Seam(SPECS, "MambaSpec", base="KVCacheSpec"),
+    Seam(SPECS, "FullAttentionSpec"),
+    *methods(
+        SCHEDULER,
+        "Scheduler",
+        {
+            "_mamba_block_aligned_split": "request num_new_tokens num_new_local_computed_tokens"
+            " num_external_computed_tokens",
+        },
+    ),
+    *methods(
+        WORKER, "Worker", {"determine_available_memory": "", "execute_model": "scheduler_output"}
+    ),
+)

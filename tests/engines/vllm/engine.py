@@ -1,0 +1,120 @@
+"""A real vLLM in this process: one engine at a time, closed before the next one starts."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.update(
+    VLLM_CPU_KVCACHE_SPACE="1",
+    HF_HUB_OFFLINE="1",
+    VLLM_NO_USAGE_STATS="1",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+)
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.inputs import TokensPrompt
+
+BLOCK = 32
+
+
+def document(number: int, tokens: int = 400) -> list[int]:
+    """A prompt of its own for each number."""
+    return [3 + (number * 37 + at * (number + 7)) % 250 for at in range(tokens)]
+
+
+class Engine:
+    """What a test does with an engine."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+
+    @property
+    def scheduler(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core.scheduler
+
+    @property
+    def planner(self) -> Any:
+        return self.scheduler.connector.planner
+
+    @property
+    def pool(self) -> Any:
+        return self.scheduler.kv_cache_manager.block_pool
+
+    def ask(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        tokens: int = 8,
+        salt: str | None = None,
+        **more: Any,
+    ) -> list[tuple[int, list[int]]]:
+        """One request after the other: cached tokens and the tokens that came out."""
+        return [self._ask_all([prompt], tokens, salt, **more)[0] for prompt in prompts]
+
+    def ask_together(
+        self, prompts: Sequence[Sequence[int]], *, tokens: int = 8
+    ) -> list[tuple[int, list[int]]]:
+        """All requests at once."""
+        return self._ask_all(prompts, tokens, None)
+
+    def _ask_all(
+        self, prompts: Sequence[Sequence[int]], tokens: int, salt: str | None, **more: Any
+    ) -> list[tuple[int, list[int]]]:
+        inputs = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
+        if salt is not None:
+            for one in inputs:
+                one["cache_salt"] = salt
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, **more)
+        outputs = self.llm.generate(inputs, sampling, use_tqdm=False)
+        return [(o.num_cached_tokens or 0, list(o.outputs[0].token_ids)) for o in outputs]
+
+
+@contextlib.contextmanager
+def run(
+    model: Path, *, blocks: int = 64, plugin: dict[str, Any] | None = None, **more: Any
+) -> Iterator[Engine]:
+    """A running engine; `plugin` holds settings by name, None leaves the plugin off."""
+    config: dict[str, Any] = {}
+    if plugin is not None:
+        config = {f"statecache_{name}": value for name, value in plugin.items()}
+        config["kv_cache_plugin"] = "statecache"
+    options: dict[str, Any] = {
+        "max_model_len": 1024,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 256,
+        "num_gpu_blocks_override": blocks,
+        "block_size": BLOCK,
+    }
+    llm = LLM(
+        model=str(model),
+        dtype="bfloat16",
+        enforce_eager=True,
+        enable_prefix_caching=True,
+        seed=0,
+        additional_config=config,
+        **options | more,
+    )
+    try:
+        yield Engine(llm)
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def cached(answers: Sequence[tuple[int, list[int]]]) -> list[int]:
+    """Cached tokens of each answer."""
+    return [tokens for tokens, _ in answers]
+
+
+def texts(answers: Sequence[tuple[int, list[int]]]) -> list[list[int]]:
+    """Generated tokens of each answer."""
+    return [out for _, out in answers]

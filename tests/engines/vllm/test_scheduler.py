@@ -1,0 +1,213 @@
+"""The adapter on vLLM's real scheduler, cache manager and block pool, without a model."""
+
+import random
+
+import pytest
+from scheduled import Run, words
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
+from vllm.v1.request import RequestStatus
+
+ORDERS = ["stock", "reuse", "gds"]
+POOL = {"checkpoints": "native", "checkpoint_slots": 64}
+PLUGINS = {
+    **{order: {"block_order": order} for order in ORDERS},
+    "pool": POOL,
+    "stock and pool": {**POOL, "block_order": "stock"},
+}
+
+
+def traffic(run, seed, steps):
+    """Random requests that share prefixes, some aborted, under pressure; yields after each step."""
+    rng = random.Random(seed)
+    prefixes = [words(rng, rng.randint(16, 160)) for _ in range(6)]
+    open_requests = []
+    for _ in range(steps):
+        if rng.random() < 0.35 and len(open_requests) < 12:
+            prompt = rng.choice(prefixes) + words(rng, rng.randint(1, 40))
+            if rng.random() < 0.3:
+                prefixes[rng.randrange(len(prefixes))] = prompt[:200]
+            open_requests.append(run.add(prompt, tokens=rng.randint(1, 20)))
+        if open_requests and rng.random() < 0.02:
+            name = open_requests.pop(rng.randrange(len(open_requests)))
+            if name in run.scheduler.requests:
+                run.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
+        if rng.random() < 0.01:
+            run.pool.evict_blocks({rng.randrange(1, len(run.pool.blocks)) for _ in range(3)})
+        run.step()
+        open_requests = [name for name in open_requests if name in run.scheduler.requests]
+        yield
+    run.finish()
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_no_block_is_lost_or_doubled(model, share, plugin):
+    """20,000 steps, each with allocations, frees, hits and evictions, in pieces of 2,000."""
+    for seed in range(10):
+        run = Run(model, blocks=70, plugin=PLUGINS[plugin])
+        for number, _ in enumerate(traffic(run, seed, int(2000 * share))):
+            if number % 20 == 0:
+                run.check()
+        run.check()
+        if "pool" in plugin:
+            run.planner.book.check()
+        assert run.planner._requests == {}
+        assert run.planner._proven | run.planner._looked_up == set()
+        assert run.pool.get_num_free_blocks() == 69
+        assert run.scheduler.kv_cache_manager.reset_prefix_cache()
+        run.check()
+
+
+def allocated(run, seed, steps):
+    """Every block handed out, in order."""
+    taken = []
+    pool = run.pool
+    original = pool.get_new_blocks
+
+    def get_new_blocks(count):
+        blocks = original(count)
+        taken.extend(block.block_id for block in blocks)
+        return blocks
+
+    pool.get_new_blocks = get_new_blocks
+    for _ in traffic(run, seed, steps):
+        pass
+    return taken
+
+
+def with_vllms_own_queue(run):
+    """The same connector with vLLM's queue: a connector alone changes when blocks are freed.
+
+    With any connector `Scheduler._connector_finished` of vLLM 0.32 frees what a finished request
+    no longer needs in a call of its own, so blocks come back in another order than without one.
+    """
+    blocks = run.pool.free_block_queue.get_all_free_blocks()
+    for block in blocks:
+        block.prev_free_block = block.next_free_block = None
+    run.pool.free_block_queue = FreeKVCacheBlockQueue(blocks)
+    return run
+
+
+def test_stock_through_the_plugin_is_vllm_block_for_block(model, share):
+    steps = int(4000 * share)
+    stock = {"block_order": "stock"}
+    vllms = allocated(with_vllms_own_queue(Run(model, blocks=70, plugin=stock)), 1, steps)
+    ours = allocated(Run(model, blocks=70, plugin=stock), 1, steps)
+    assert len(vllms) > steps
+    assert ours == vllms
+
+
+def test_the_orders_differ(model):
+    taken = [allocated(Run(model, blocks=70, plugin={"block_order": o}), 1, 300) for o in ORDERS]
+    assert taken[0] != taken[1] != taken[2] != taken[0]
+
+
+def report(run):
+    """64 prompts in 8 groups of 1,500 shared tokens and 700 of their own, one at a time."""
+    rng = random.Random(0)
+    shared = [words(rng, 1500) for _ in range(8)]
+    return [run.ask(shared[i % 8] + words(rng, 700)) for i in range(64)]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "served"), [(None, 0), ({}, 0), ({"block_order": "gds"}, 0), (POOL, 48)]
+)
+def test_under_pressure_a_shared_prefix_is_reused_from_checkpoints_only(model, plugin, served):
+    """Blocks of 528 tokens, 60 of them: a group's states are gone before its next prompt comes.
+
+    1,500 shared tokens are 2 full blocks: with checkpoints 1,056 tokens are reused by every prompt
+    of a group but the first, which computes them, and the second, which shows that they are shared.
+    """
+    reused = report(Run(model, blocks=60, block=528, plugin=plugin))
+    assert set(reused) <= {0, 1056}
+    assert reused.count(1056) == served
+
+
+@pytest.mark.parametrize("plugin", [None, {}, {**POOL, "checkpoint_slots": 72}])
+def test_with_room_for_every_state_the_prefix_is_reused_either_way(model, plugin):
+    """With 200 blocks and 72 slots; a checkpoint is used, too, when its blocks are hit."""
+    reused = report(Run(model, blocks=200, block=528, plugin=plugin))
+    assert reused.count(1056) == 48
+
+
+def test_an_interval_of_two_blocks_serves_all_but_the_first_prompt_of_a_group(model):
+    plugin = {**POOL, "checkpoint_interval": 1056}
+    reused = report(Run(model, blocks=200, block=528, plugin=plugin))
+    assert reused.count(1056) == 56
+
+
+def test_chunks_end_where_the_interval_wants_a_state(model):
+    """300 tokens with states every 64: without the interval one chunk ends at the last block."""
+    prompt = words(random.Random(0), 300)
+    plain = Run(model, blocks=100, plugin={})
+    plain.ask(prompt)
+    assert plain.chunk_ends["r1"] == [288, 300]
+    run = Run(model, blocks=100, plugin={"checkpoint_interval": 64})
+    run.ask(prompt)
+    assert run.chunk_ends["r1"] == [64, 128, 192, 256, 288, 300]
+    assert run.ask(prompt[:200] + words(random.Random(1), 50)) == 192
+
+
+def pressed(run, prompt):
+    """The prompt, then others until its states had to go, then the prompt again."""
+    run.ask(prompt)
+    run.pool.evict_blocks(
+        {b.block_id for b in run.pool.blocks if b.block_hash and b.block_hash[-1] < 3}
+    )
+    return run.ask(prompt)
+
+
+def test_kv_resident_and_states_gone_is_served_from_a_checkpoint(model):
+    prompt = words(random.Random(0), 300)
+    assert pressed(Run(model, blocks=100), prompt) == 0
+    assert pressed(Run(model, blocks=100, plugin={}), prompt) == 0
+    run = Run(model, blocks=100, plugin=POOL)
+    assert pressed(run, prompt) == 288
+    ((_, _, blocks),) = run.restores
+    assert len(set(blocks)) == 3
+    run.check()
+
+
+def test_a_restore_that_is_not_admitted_is_not_sent(model):
+    """The looked-up request waits: every block but those of its prefix is in use."""
+    prompt = words(random.Random(0), 300)
+    run = Run(model, blocks=60, plugin=POOL)
+    assert pressed(run, prompt) == 288
+    run.restores.clear()
+    filler = run.add(words(random.Random(1), 560), tokens=40)
+    run.step()
+    again = run.add(prompt)
+    for _ in range(5):
+        run.step()
+        if again in run.cached:
+            break
+    sent = len(run.restores)
+    assert sent == int(run.cached.get(again, 0) > 0)
+    run.finish()
+    assert filler in run.cached
+    assert again in run.cached
+    run.check()
+    run.planner.book.check()
+
+
+def test_the_retention_is_never_denser_than_the_users_own(model):
+    def interval(own, **given):
+        run = Run(model, blocks=40, plugin=given, prefix_cache_retention_interval=own)
+        return run.config.cache_config.prefix_cache_retention_interval
+
+    assert interval(0) == 0
+    assert interval(0, checkpoint_interval=64) == 64
+    assert interval(128, checkpoint_interval=64) == 128
+    assert interval(64, checkpoint_interval=128) == 128
+    assert interval(None, checkpoint_interval=64) == 64
+    assert interval(0, **POOL) == 8192
+
+
+def test_an_interval_that_is_no_multiple_of_the_block_stops(model):
+    with pytest.raises(SystemExit, match="40 must be a multiple of the block size, 16 tokens"):
+        Run(model, blocks=40, plugin={"checkpoint_interval": 40})
+
+
+def test_a_pool_that_does_not_fit_stops_with_the_numbers(model):
+    """A tenth of the memory of blocks and checkpoints does not hold one state."""
+    with pytest.raises(SystemExit, match=r"one native checkpoint of [\d,]+ bytes does not fit"):
+        Run(model, blocks=20, plugin={"checkpoints": "native"})

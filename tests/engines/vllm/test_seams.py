@@ -1,0 +1,208 @@
+"""The seams of the installed vLLM, all of them or nothing, flags, and what is refused."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+
+from statecache.errors import SettingsError
+from statecache.seam import Seam
+from statecache.settings import Settings
+from statecache_vllm import adapter, refusals, seam_table, seams
+from statecache_vllm.install import check_seams
+from statecache_vllm.refusals import REFUSED
+from statecache_vllm.seam_table import SEAMS, TESTED
+
+ON = {"kv_cache_plugin": "statecache"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    adapter.register()
+
+
+def test_every_seam_of_the_installed_version_is_in_place():
+    assert seams.engine_version() in TESTED
+    assert {state for _, state in seams.probe()} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("seam", "state"),
+    [
+        (Seam("vllm.nowhere", "x"), "missing"),
+        (Seam("vllm.v1.core.block_pool", "BlockPool.nothing"), "missing"),
+        (
+            Seam("vllm.v1.core.block_pool", "BlockPool.touch", ("self", "request", "blocks")),
+            "moved (takes self, blocks)",
+        ),
+        (
+            Seam("vllm.v1.kv_cache_interface", "MambaSpec", base="AttentionSpec"),
+            "moved (no longer a AttentionSpec)",
+        ),
+    ],
+)
+def test_a_seam_that_changed_stops_with_one_line(monkeypatch, model, seam, state):
+    monkeypatch.setattr(seam_table, "SEAMS", (*SEAMS, seam))
+    engine_args = EngineArgs(model=str(model), additional_config=ON)
+    with pytest.raises(SystemExit) as stopped:
+        engine_args.create_engine_config()
+    line = str(stopped.value)
+    assert line.startswith(f"statecache: vLLM {seams.engine_version()} does not fit: ")
+    assert line.endswith(f"{seam.module}.{seam.path}: {state}")
+    assert "\n" not in line
+    assert engine_args.kv_transfer_config is None
+    assert engine_args.worker_cls == "auto"
+
+
+def test_an_untested_version_warns_and_with_strict_stops(monkeypatch, caplog):
+    monkeypatch.setattr(seams, "version", lambda _name: "0.99.1+cpu")
+    with caplog.at_level("WARNING", logger="statecache"):
+        check_seams(Settings.from_given(ON, {}))
+    assert "vLLM 0.99.1 was not tested (tested: 0.32.0)" in caplog.text
+    with pytest.raises(seams.SeamError, match=r"0\.99\.1 was not tested"):
+        check_seams(Settings.from_given({**ON, "strict": True}, {}))
+
+
+def parsed(*words):
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    return AsyncEngineArgs.from_cli_args(parser.parse_args(words))
+
+
+def given_to_processes(engine_args):
+    config = engine_args.create_engine_config()
+    transfer = config.kv_transfer_config
+    return transfer and transfer.kv_connector_extra_config["statecache"]
+
+
+def test_flags_reach_every_process(model):
+    words = ["--kv-cache-plugin", "statecache", "--statecache-policy", "lru"]
+    words += ["--statecache-cost", "2,0.5", "--statecache-block-order", "stock"]
+    engine_args = parsed("--model", str(model), "--block-size", "32", *words)
+    assert given_to_processes(engine_args) == {
+        "kv_cache_plugin": "statecache",
+        "policy": "lru",
+        "cost": "2.0,0.5",
+        "block_order": "stock",
+    }
+
+
+def test_additional_config_means_what_the_flags_mean(model):
+    config = {**ON, "statecache_policy": "lru", "other": 1}
+    engine_args = EngineArgs(model=str(model), block_size=32, additional_config=config)
+    assert given_to_processes(engine_args) == {"kv_cache_plugin": "statecache", "policy": "lru"}
+    assert engine_args.additional_config == config
+
+
+def test_the_environment_means_what_the_flags_mean(monkeypatch, model):
+    monkeypatch.setenv("STATECACHE_CONFIG", '{"kv_cache_plugin":"statecache","policy":"lru"}')
+    engine_args = EngineArgs(model=str(model), block_size=32)
+    assert given_to_processes(engine_args) == {"kv_cache_plugin": "statecache", "policy": "lru"}
+
+
+def test_without_the_flag_the_configuration_is_vllms_own(model):
+    config = EngineArgs(model=str(model), block_size=32).create_engine_config()
+    assert config.kv_transfer_config is None
+    assert config.parallel_config.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
+    assert config.cache_config.prefix_cache_retention_interval == 0
+
+
+def test_a_pool_brings_its_worker(model):
+    config = {**ON, "statecache_checkpoints": "native"}
+    engine_args = EngineArgs(model=str(model), block_size=32, additional_config=config)
+    worker = engine_args.create_engine_config().parallel_config.worker_cls
+    assert worker == "statecache_vllm.worker.CpuCheckpointWorker"
+    assert engine_args.worker_cls == "auto"
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ({"kv_cache_plugin": "other"}, "--kv-cache-plugin cannot be 'other': use statecache"),
+        ({**ON, "statecache_policy": "x"}, "--statecache-policy cannot be 'x'"),
+        ({"statecache_policy": "lru"}, "--statecache-policy needs --kv-cache-plugin statecache"),
+        ({**ON, "statecache_checkpoint_interval": 33}, "must be a multiple of the block size"),
+    ],
+)
+def test_a_bad_setting_stops_with_one_line(model, config, line):
+    with pytest.raises(SystemExit, match="statecache: ") as stopped:
+        EngineArgs(model=str(model), block_size=32, additional_config=config).create_engine_config()
+    assert line in str(stopped.value)
+    assert "\n" not in str(stopped.value)
+
+
+NOT_SUPPORTED = {
+    "kv_transfer_config": object(),
+    "ec_transfer_config": object(),
+    "kv_offloading_size": 1.0,
+    "speculative_config": {"method": "ngram"},
+    "scheduler_cls": "other.Scheduler",
+    **dict.fromkeys(["enable_sleep_mode", "disable_hybrid_kv_cache_manager"], True),
+    **{field: 2 for field in REFUSED if field.endswith("parallel_size")},
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_what_is_not_supported_stops_with_one_line(model, field):
+    engine_args = EngineArgs(model=str(model), additional_config=ON)
+    setattr(engine_args, field, NOT_SUPPORTED[field])
+    with pytest.raises(SystemExit) as stopped:
+        engine_args.create_engine_config()
+    expected = f"{REFUSED[field][1]} is not supported with --kv-cache-plugin statecache"
+    assert str(stopped.value) == f"statecache: {expected}"
+
+
+def test_nothing_is_refused_by_default(model):
+    refusals.refuse(EngineArgs(model=str(model)), pool=True)
+    with pytest.raises(SettingsError, match="nothing would be cached"):
+        refusals.refuse(EngineArgs(model=str(model), enable_prefix_caching=False), pool=False)
+    with pytest.raises(SettingsError, match="--worker-cls beside a checkpoint pool"):
+        refusals.refuse(EngineArgs(model=str(model), worker_cls="mine.Worker"), pool=True)
+    refusals.refuse(EngineArgs(model=str(model), worker_cls="mine.Worker"), pool=False)
+
+
+def test_a_key_is_a_hash_and_its_group():
+    """The adapter tells groups by the four bytes that `key_of` puts behind a hash."""
+    key = make_block_hash_with_group_id(b"0123", 7)
+    assert key == b"0123" + seams.key_of(b"", 7)
+    assert (key[-4:], key[:-4]) == (seams.key_of(b"", 7), b"0123")
+    assert seams.plain_hash(key) == b"0123"
+
+
+def test_loading_the_plugin_loads_nothing_else():
+    code = """
+        import json, sys
+        from vllm.plugins import load_general_plugins
+        load_general_plugins()
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.core.sched.scheduler import Scheduler
+        print(json.dumps([
+            sorted(m for m in sys.modules if m.startswith("statecache")),
+            Scheduler._mamba_block_aligned_split.__module__,
+            "wrapped" in str(Scheduler._mamba_block_aligned_split),
+        ]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(os.environ),
+    )
+    assert done.returncode == 0, done.stderr
+    modules, module, wrapped = json.loads(done.stdout.splitlines()[-1])
+    assert modules == [f"statecache_vllm{m}" for m in ("", ".adapter", ".names", ".seams")]
+    assert (module, wrapped) == ("vllm.v1.core.sched.scheduler", False)
+
+
+def test_flags_of_the_other_engine_are_not_offered():
+    parser = argparse.ArgumentParser()
+    adapter._add_flags(parser)
+    assert "--statecache-block-order" in parser.format_help()

@@ -1,0 +1,108 @@
+"""`vllm serve` with the plugin, in processes of its own, alone and over two ranks."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from engine import document
+
+PORT = 8971
+FLAGS = ["--kv-cache-plugin", "statecache", "--statecache-checkpoints", "native"]
+FLAGS += ["--statecache-checkpoint-slots", "8"]
+
+
+@contextmanager
+def serve(model, log, *flags, **variables):
+    """A server that is ready; stopped with its children at the end."""
+    command = [str(Path(sys.executable).parent / "vllm"), "serve", str(model)]
+    command += ["--port", str(PORT), "--dtype", "bfloat16", "--enforce-eager", "--block-size", "32"]
+    command += ["--max-model-len", "1024", "--max-num-seqs", "4", "--max-num-batched-tokens", "256"]
+    command += ["--num-gpu-blocks-override", "40", "--enable-prompt-tokens-details", *flags]
+    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", **variables}
+    environment["VLLM_LOGGING_LEVEL"] = "INFO"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 240
+        while not ready():
+            assert process.poll() is None, log.read_text()[-4000:]
+            assert time.monotonic() < deadline, log.read_text()[-4000:]
+            time.sleep(1)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def ready():
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=5) as reply:
+            return reply.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def ask(model, prompt):
+    body = {"model": str(model), "prompt": prompt, "max_tokens": 8, "temperature": 0}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{PORT}/v1/completions",
+        json.dumps({**body, "ignore_eos": True, "return_token_ids": True}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as reply:
+        answer = json.load(reply)
+    details = answer["usage"]["prompt_tokens_details"] or {}
+    return details.get("cached_tokens") or 0, answer["choices"][0]["token_ids"]
+
+
+def served(model, log, *flags, **variables):
+    """A prompt cold and again, then again after others had its blocks."""
+    with serve(model, log, *flags, **variables):
+        prompts = [document(1, 276)] * 2 + [document(i, 276) for i in (2, 3, 1)]
+        return [ask(model, prompt) for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def alone(model, tmp_path_factory):
+    log = tmp_path_factory.mktemp("server") / "log"
+    return served(model, log, *FLAGS), log.read_text()
+
+
+def test_a_server_with_the_plugin_serves_what_it_served_before(alone):
+    answers, log = alone
+    assert [cached for cached, _ in answers[:2]] == [0, 256]
+    assert answers[0][1] == answers[1][1] == answers[4][1]
+    assert "block order reuse" in log
+    assert "8 native checkpoints" in log
+
+
+def test_two_ranks_decide_and_answer_as_one(model, tmp_path, alone):
+    """Each rank keeps its own shard of the same slots; `document(1)` comes back the same."""
+    flags = [*FLAGS, "--tensor-parallel-size", "2"]
+    answers = served(model, tmp_path / "log", *flags, VLLM_CPU_OMP_THREADS_BIND="0|1")
+    assert [cached for cached, _ in answers] == [cached for cached, _ in alone[0]]
+    assert answers[0][1] == answers[1][1] == answers[4][1]
+    assert "8 native checkpoints" in (tmp_path / "log").read_text()
+
+
+def test_a_bad_flag_stops_the_server_with_one_line(model, tmp_path):
+    log = tmp_path / "log"
+    with (
+        pytest.raises(AssertionError),
+        serve(model, log, "--kv-cache-plugin", "statecache", "--statecache-policy", "nothing"),
+    ):
+        pass
+    assert "statecache: --statecache-policy cannot be 'nothing'" in log.read_text()

@@ -1,0 +1,28 @@
+"""The order `reuse` against its definition, block for block, over random events."""
+
+import random
+
+from block_pool import Pair
+from statecache_vllm.reuse_queue import ReuseQueue
+
+TOTAL = 24
+KEYS = [b"kv%d" % i for i in range(20)] + [b"state%d" % i for i in range(10)]
+
+
+def queue_of(pool):
+    return ReuseQueue(pool.copies, TOTAL, lambda key: key.startswith(b"kv"))
+
+
+def test_the_queue_equals_its_definition_over_200_000_events(share):
+    """Ten seeds; every block handed out is compared, the whole order after every 10th event."""
+    seen = set()
+    for seed in range(10):
+        pair = Pair(queue_of, TOTAL)
+        rng = random.Random(seed)
+        for step in range(int(20_000 * share)):
+            pair.random_event(rng, KEYS)
+            if step % 10 == 0:
+                pair.check()
+            seen.add(pair.queue.ratio)
+        pair.free(list(dict.fromkeys(pair.used)))
+    assert len(seen) > 1, "the ratio was never learnt"
