@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 STANDINS = Path(__file__).parent / "standins"
-READY_SECONDS = 180
+READY_SECONDS = 600  # under 40 on a free machine with two cores
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -31,15 +31,18 @@ def environment(**extra: str) -> dict[str, str]:
     }
 
 
-def command(model: Path, *flags: str) -> list[str]:
+LAUNCH = (sys.executable, "-m", "sglang.launch_server")
+SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")
+
+
+def command(start: tuple[str, ...], model: Path, *flags: str) -> list[str]:
     fixed = (
         "--device cpu --attention-backend torch_native --sampling-backend pytorch"
         " --disable-overlap-schedule --host 127.0.0.1 --mem-fraction-static 0.5"
         " --max-total-tokens 8192 --context-length 4096 --max-mamba-cache-size 24"
         " --max-running-requests 6 --skip-server-warmup --log-level info"
     )
-    start = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]
-    return [*start, *fixed.split(), *flags]
+    return [*start, "--model-path", str(model), *fixed.split(), *flags]
 
 
 class Server:
@@ -97,12 +100,12 @@ def tail(log: Path) -> str:
 
 
 @contextmanager
-def running(model: Path, log: Path, *flags: str, **variables: str):
+def running(model: Path, log: Path, *flags: str, start=LAUNCH, **variables: str):
     """Start a server, wait until it is ready, and take its whole process group down after."""
     port = free_port()
     with log.open("w") as out:
         process = subprocess.Popen(
-            command(model, "--port", str(port), *flags),
+            command(start, model, "--port", str(port), *flags),
             env=environment(**variables),
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -120,7 +123,7 @@ def running(model: Path, log: Path, *flags: str, **variables: str):
 def refused(model: Path, *flags: str, **variables: str) -> str:
     """Start a server that must stop at once; return what it wrote."""
     done = subprocess.run(
-        command(model, *flags),
+        command(LAUNCH, model, *flags),
         env=environment(**variables),
         capture_output=True,
         text=True,

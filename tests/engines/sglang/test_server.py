@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from server import Server, refused, running
+from server import LAUNCH, SERVE, Server, refused, running
 from tiny_model import make_tiny_model
 
 SESSIONS, TURNS, TURN_TOKENS = 6, 4, 120
@@ -22,11 +22,19 @@ CONFIGURATIONS = {
     "lru": ("--kv-cache-plugin", "statecache", "--statecache-policy", "lru"),
     "gds": ("--kv-cache-plugin", "statecache"),
 }
+# The last two leave the number of states or the way to start open to the plugin and the user:
+# as many bytes as 8 + 1 states in full precision hold 25 int8 states, see below.
 INT8 = {
     "sglang int8": ("--enable-int8-mamba-checkpoint", "--int8-mamba-ckpt-size", "24"),
-    "lru int8": (*CONFIGURATIONS["lru"], "--statecache-int8", "--statecache-int8-slots", "24"),
-    "gds int8": (*CONFIGURATIONS["gds"], "--statecache-int8", "--statecache-int8-slots", "24"),
+    "lru int8": ("--config", "CONFIG"),
+    "gds int8": (*CONFIGURATIONS["gds"], "--statecache-int8", "--max-mamba-cache-size", "8"),
 }
+CONFIG = """
+kv-cache-plugin: statecache
+statecache-policy: lru
+statecache-int8: true
+statecache-int8-slots: 24
+"""
 
 
 def prompts() -> list[list[int]]:
@@ -96,22 +104,28 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def answers(model, tmp_path_factory) -> dict[str, dict]:
-    return ask_servers(CONFIGURATIONS, model, tmp_path_factory.mktemp("servers"))
+    logs = tmp_path_factory.mktemp("servers")
+    return {name: ask(name, flags, model, logs) for name, flags in CONFIGURATIONS.items()}
 
 
 @pytest.fixture(scope="session")
 def int8_answers(model, tmp_path_factory) -> dict[str, dict]:
-    return ask_servers(INT8, model, tmp_path_factory.mktemp("int8-servers"))
-
-
-def ask_servers(configurations, model: Path, logs: Path) -> dict[str, dict]:
+    """One of them is started by `sglang serve`, its flags in a file."""
+    logs = tmp_path_factory.mktemp("int8-servers")
+    config = logs / "config.yaml"
+    config.write_text(CONFIG)
     found = {}
-    for name, flags in configurations.items():
-        log = logs / f"{name.replace(' ', '-')}.log"
-        with running(model, log, *flags) as server:
-            found[name] = ask_everything(server)
-        found[name]["log"] = log.read_text(errors="replace")
+    for name, flags in INT8.items():
+        given = [str(config) if flag == "CONFIG" else flag for flag in flags]
+        found[name] = ask(name, given, model, logs, start=SERVE if "--config" in flags else LAUNCH)
     return found
+
+
+def ask(name: str, flags, model: Path, logs: Path, **how) -> dict:
+    log = logs / f"{name.replace(' ', '-')}.log"
+    with running(model, log, *flags, **how) as server:
+        found = ask_everything(server)
+    return found | {"log": log.read_text(errors="replace")}
 
 
 @pytest.mark.parametrize("name", ["lru", "gds"])
@@ -179,8 +193,28 @@ def test_int8_stays_close_to_full_precision(answers, int8_answers):
     assert max(gaps) < 0.01
 
 
-def test_int8_bytes_are_shown_and_counted(int8_answers):
-    assert "int8 checkpoint pool of 24 states" in int8_answers["gds int8"]["log"]
+def test_the_config_file_of_sglang_serve_means_what_the_flags_mean(int8_answers):
+    log = int8_answers["lru int8"]["log"]
+    assert "statecache: policy lru, cost 1.862e-05,3.33e-06" in log
+    assert "statecache: int8 checkpoint pool of 24 states" in log
+
+
+def test_int8_bytes_are_shown_and_without_a_number_are_those_of_sglangs_own_pool(int8_answers):
+    """Three layers: 4 x 32 x 32 values (4 bytes, or 1 and 4 x 32 scales of 4) and 256 x 3 of 2."""
+    state, at_rest = 3 * (16_384 + 1_536), 3 * (4_096 + 512 + 1_536)
+    slots = (8 + 1) * state // at_rest
+    shown = f"statecache: int8 checkpoint pool of {slots - 1} states, {slots * at_rest} bytes"
+    assert shown == "statecache: int8 checkpoint pool of 25 states, 479232 bytes"
+    assert shown in int8_answers["gds int8"]["log"]
+
+
+def test_an_int8_pool_that_leaves_nothing_stops_the_server_with_the_numbers(model):
+    """10,000,001 slots of 18,432 bytes."""
+    asked = ("--statecache-int8", "--statecache-int8-slots", "10000000")
+    written = refused(model, *CONFIGURATIONS["gds"], *asked)
+    needed = "statecache: --statecache-int8-slots 10000000 needs 184,320,018,432 bytes"
+    line = next(line for line in written.splitlines() if needed in line)
+    assert line.endswith("are left for states and KV")
 
 
 def test_a_bad_setting_stops_the_server_with_one_line(model):
