@@ -121,16 +121,9 @@ def slots_beside(pool: Any) -> int:
     """
     library = _library()
     active = _active_state(pool)
-<<<<<<< HEAD
-    active_bytes: int = (pool.mamba_pool.size + 1) * int(
-        library.estimate_bytes(active, 1, mode="native")
-    )
-    return max(active_bytes // int(library.estimate_bytes(active, 1)) - 1, 1)
-=======
     running = int(library.estimate_bytes(active, 1, mode="native"))
     at_rest = int(library.estimate_bytes(active, 1))
     return max((int(pool.mamba_pool.size) + 1) * running // at_rest - 1, 1)
->>>>>>> sglang
 
 
 def _active_state(pool: Any) -> Any:
