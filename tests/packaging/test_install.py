@@ -63,7 +63,7 @@ def test_without_torch_the_index_alone_is_built_and_a_second_build_compiles_noth
     code = "import statecache as s; i = s.StateIndex(); i.insert(1, 9); assert i.evict(1) == [1]"
     subprocess.run([python, "-I", "-c", code], cwd=tmp_path, check=True)
     for package in ("statecache_vllm", "statecache_sglang"):
-        subprocess.run([python, "-I", "-c", f"import {package}; {package}.register()"], check=True)
+        subprocess.run([python, "-I", "-c", f"import {package}; {package}.register"], check=True)
 
 
 def test_torch_of_the_environment_is_found_under_isolation(source: Path, tmp_path: Path) -> None:
