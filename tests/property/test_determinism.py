@@ -47,10 +47,10 @@ def test_four_processes_give_identical_eviction_logs() -> None:
 
 def test_four_processes_generate_and_replay_alike(tmp_path: Path) -> None:
     generate = ("generate", "agent", "--sessions", "8", "--turns", "10", "-o", "-")
-    (trace,) = outputs_under_hash_seeds("-m", "statecache.cli", *generate)
+    (trace,) = outputs_under_hash_seeds("-m", "statecache", *generate)
     path = tmp_path / "agent.jsonl"
     path.write_bytes(trace)
     policies = [arg for policy in ("lru", "gds", "clairvoyant") for arg in ("--policy", policy)]
     replay = ("replay", str(path), "--slots", "4,16", *policies)
-    (table,) = outputs_under_hash_seeds("-m", "statecache.cli", *replay)
-    assert len(table.splitlines()) == 1 + 2 * 3
+    (table,) = outputs_under_hash_seeds("-m", "statecache", *replay)
+    assert len(table.splitlines()) == 2 + 2 * 3  # two lines of headings
