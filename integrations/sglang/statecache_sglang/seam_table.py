@@ -5,7 +5,10 @@ Nothing of SGLang is imported before a seam is looked at.
 
 from __future__ import annotations
 
-from statecache.seam import Seam, methods
+import dataclasses
+import importlib
+import inspect
+from typing import Any
 
 __all__ = ["SEAMS", "TESTED", "Seam"]
 
@@ -29,6 +32,41 @@ CONTEXT = "sglang.srt.runtime_context"
 POOL = "sglang.srt.mem_cache.memory_pool"
 
 
+@dataclasses.dataclass(frozen=True)
+class Seam:
+    """One thing of SGLang that is used, and what must hold for it."""
+
+    module: str
+    path: str
+    parameters: tuple[str, ...] = ()
+    base: str | None = None
+
+    def state(self) -> str:
+        """Return "ok", "missing", or "moved" with what is different."""
+        try:
+            found: Any = importlib.import_module(self.module)
+            for name in self.path.split("."):
+                found = inspect.getattr_static(found, name)
+        except (ImportError, AttributeError):
+            return "missing"
+        if isinstance(found, staticmethod | classmethod):
+            found = found.__func__
+        if self.base is not None and self.base not in [b.__name__ for b in found.__mro__[1:]]:
+            return f"moved (no longer a {self.base})"
+        if self.parameters:
+            names = tuple(inspect.signature(found).parameters)
+            if names != self.parameters:
+                return f"moved (takes {', '.join(names)})"
+        return "ok"
+
+
+def _seams(module: str, owner: str, methods: dict[str, str]) -> tuple[Seam, ...]:
+    return tuple(
+        Seam(module, f"{owner}.{name}", ("self", *parameters.split()))
+        for name, parameters in methods.items()
+    )
+
+
 _WALK = "tracker device_frees host_frees cache_actions"
 _EVICT = "device_frees host_frees cache_actions target"
 
@@ -37,7 +75,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam("sglang.srt.server_args", "ServerArgs.from_cli_args", ("cls", "args")),
     Seam("sglang.srt.server_args", "ServerArgs.resolve_once", ("self",)),
     Seam(COMPONENTS, "MambaComponent", ("cache", "params"), base="TreeComponent"),
-    *methods(
+    *_seams(
         f"{COMPONENTS}.mamba",
         "MambaComponent",
         {
@@ -58,7 +96,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(COMPONENTS, "ComponentType.MAMBA"),
     Seam(COMPONENTS, "EvictLayer.DEVICE"),
     Seam(PYTHON_CORE, "UnifiedTreeCore", ("params", "components")),
-    *methods(
+    *_seams(
         PYTHON_CORE,
         "UnifiedTreeCore",
         {
@@ -71,7 +109,7 @@ SEAMS: tuple[Seam, ...] = (
         },
     ),
     Seam(RUST_CORE, "RustUnifiedTreeCore", ("params",), base="UnifiedTreeCoreInterface"),
-    *methods(
+    *_seams(
         RUST_CORE,
         "RustUnifiedTreeCore",
         {
@@ -111,7 +149,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(REGISTRY, "resolve_tree_core_backend", ("name", "params")),
     Seam(CACHE, "select_tree_core_backend", ("params",)),
     Seam(CACHE, "COMPONENT_REGISTRY"),
-    *methods(
+    *_seams(
         CACHE,
         "UnifiedRadixCache",
         {
@@ -121,14 +159,14 @@ SEAMS: tuple[Seam, ...] = (
             "evict_for_alloc": "params allocation_reclaim_satisfied",
         },
     ),
-    *methods(ADDER, "PrefillAdder", {"add_one_req": "req has_chunked_req truncation_align_size"}),
+    *_seams(ADDER, "PrefillAdder", {"add_one_req": "req has_chunked_req truncation_align_size"}),
     Seam(ADDER, "AddReqResult.NO_TOKEN"),
     Seam(POOL, "HybridReqToTokenPool", base="ReqToTokenPool"),
     Seam(POOL, "HybridReqToTokenPool._init_mamba_pool"),
     Seam(CHECKPOINTS, "maybe_init_int8_mamba_checkpoint_pool"),
-    *methods(CONFIGURATOR, "KVCacheConfigurator", {"_handle_max_mamba_cache": "total_rest_memory"}),
+    *_seams(CONFIGURATOR, "KVCacheConfigurator", {"_handle_max_mamba_cache": "total_rest_memory"}),
     Seam("sglang.srt.mem_cache.base_prefix_cache", "EvictParams"),
-    *methods(
+    *_seams(
         CHECKER,
         "SchedulerInvariantChecker",
         {"_check_mamba_pool": "ps", "_requests_owning_rows": ""},
