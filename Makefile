@@ -16,7 +16,7 @@ export PATH := $(abspath $(RUN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: all test test-quick lint test-cpp test-py test-engines test-servers tally install system bench demo clean
+.PHONY: all test test-quick lint test-cpp test-py test-engines engines tally install system bench demo clean
 all: test
 
 test: lint test-cpp test-py test-engines tally
@@ -76,17 +76,13 @@ test-py: install
 	mkdir -p $(REPORTS)
 	$(RUN)/pytest --junit-xml=$(REPORTS)/python.xml
 
-# The real engines on the CPU, in an environment of their own: their cache layers here, whole servers
-# in test-servers, which takes another quarter of an hour.
-test-engines: $(VENV)/.ready
-	tests/engines/install.sh $(ENGINES)
+# The real engines on the CPU, in an environment of their own: their cache layers, then whole servers.
+test-engines: engines
 	mkdir -p $(REPORTS)
-	$(ENGINES)/bin/python -m pytest tests/engines/sglang --ignore=tests/engines/sglang/test_server.py \
-	  --junit-xml=$(REPORTS)/sglang.xml
+	$(ENGINES)/bin/python -m pytest tests/engines/sglang --junit-xml=$(REPORTS)/sglang.xml
 
-test-servers: $(VENV)/.ready
+engines: $(VENV)/.ready
 	tests/engines/install.sh $(ENGINES)
-	$(ENGINES)/bin/python -m pytest tests/engines/sglang/test_server.py
 
 # Counts what really ran, by group, and fails when a group has vanished.
 tally:
@@ -105,6 +101,8 @@ demo: install
 	$(RUN)/statecache replay out/agent.jsonl.gz --policy lru --policy gds \
 	  --slots 64,128,256,512,1024 --json out/replay.json --plot out/replay.png
 	@echo "Results: out/replay.json, plot: out/replay.png"
+	$(MAKE) --no-print-directory engines
+	$(ENGINES)/bin/python tests/demo/serve_agents.py out
 
 clean:
 	rm -rf build out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

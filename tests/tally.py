@@ -19,7 +19,7 @@ FLOORS = {
     "mutation": 12,
     "packaging": 3,
     "gpu": 56,
-    "sglang": 84,
+    "sglang": 102,
 }
 
 

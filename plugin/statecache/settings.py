@@ -85,8 +85,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "int8_slots": {
         "metavar": "N",
         "type": int,
-        "help": "states the int8 checkpoint pool holds (default: as many as fit in the bytes "
-        "of the engine's own state pool)",
+        "help": "states the int8 checkpoint pool holds (default: as many as fit in the bytes of "
+        "SGLang's own state pool, or in 10 %% of vLLM's KV memory)",
     },
     "strict": {
         "action": "store_true",

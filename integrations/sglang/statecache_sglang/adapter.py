@@ -53,6 +53,7 @@ def switch(given: dict[str, Any]) -> Settings:
         settings = Settings.from_given(given)
         if not settings.enabled:
             return settings
+        settings.require_engine("sglang")
         settings.to_environment()
         if _installed is None or _installed.settings != settings:
             from statecache_sglang.install import install
@@ -69,7 +70,7 @@ def switch(given: dict[str, Any]) -> Settings:
 def _add_cli_args(_result: Any, *args: Any) -> None:
     from statecache.settings import add_flags
 
-    add_flags(args[-1])
+    add_flags(args[-1], "sglang")
 
 
 def _from_cli_args(original: Callable[..., Any], cls: Any, args: argparse.Namespace) -> Any:

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 STANDINS = Path(__file__).parent / "standins"
@@ -122,13 +122,18 @@ def running(model: Path, log: Path, *flags: str, start=LAUNCH, **variables: str)
 
 def refused(model: Path, *flags: str, **variables: str) -> str:
     """Start a server that must stop at once; return what it wrote."""
-    done = subprocess.run(
+    process = subprocess.Popen(
         command(LAUNCH, model, *flags),
         env=environment(**variables),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=READY_SECONDS,
-        check=False,
+        start_new_session=True,
     )
-    assert done.returncode != 0
-    return done.stdout + done.stderr
+    try:
+        written, _ = process.communicate(timeout=READY_SECONDS)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode != 0
+    return written

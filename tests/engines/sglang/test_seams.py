@@ -232,3 +232,16 @@ def test_what_is_not_supported_stops_with_one_line():
     for field, (_, name) in REFUSED.items():
         expected = f"statecache: {name} is not supported with --kv-cache-plugin statecache"
         assert lines[field] == expected
+
+
+def test_a_setting_of_the_other_engine_stops_with_one_line():
+    config = '{"kv_cache_plugin":"statecache","block_order":"stock"}'
+    code = """
+        from sglang.srt.plugins import load_plugins
+        load_plugins()
+        from sglang.srt.server_args import ServerArgs
+        ServerArgs(model_path="dummy").resolve_once()
+    """
+    done = in_a_fresh_process(code, STATECACHE_CONFIG=config)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == ("statecache: --statecache-block-order is for vllm only")
