@@ -1,38 +1,34 @@
-"""Growing agent sessions under block pressure: tokens reused, at one amount of memory in all.
+"""Coding-agent sessions under block pressure: tokens reused, at one amount of memory in all.
 
-12 sessions of 8 turns, three seeds, 16-token blocks; memory is 320 pages of 16 tokens of KV, and a
-state in the pool takes its pages away from the blocks. Measured: vLLM .830, `stock` through the
-plugin .830, `reuse` .833, 24 native checkpoints .823, 24 int8 checkpoints .846. Exact copies do
-not pay here: a state takes as much memory in the pool as in blocks, and blocks that hold both kinds
-adapt by themselves. In int8 they do.
+24 agents of 20 turns as `statecache generate agent` makes them, 16-token blocks, memory of 1,024
+pages; a state in the pool takes its pages away from the blocks. The table of more sizes and seeds
+is in the README; `sessions.py` prints it.
 """
 
 import pytest
-from sessions import INT8, NATIVE, reused
+from sessions import WAYS
 
-PAGES = 320
+PAGES, SESSIONS, TURNS, SEED = 1_024, 24, 20, 0
 
 
 @pytest.fixture(scope="module")
 def shares(model):
-    native = {"checkpoints": "native", "checkpoint_slots": 24}
-    return {
-        "vLLM": reused(model, PAGES),
-        "stock": reused(model, PAGES, {"block_order": "stock"}),
-        "reuse": reused(model, PAGES, {}),
-        "native": reused(model, PAGES, native, 24, NATIVE),
-        "int8": reused(model, PAGES, {"int8": True, "int8_slots": 24}, 24, INT8),
-    }
+    return {name: way.reused(model, PAGES, SESSIONS, TURNS, SEED) for name, way in WAYS.items()}
 
 
-def test_int8_checkpoints_reuse_more_than_vllm_and_than_exact_copies(shares):
-    assert shares["int8"] > shares["vLLM"] + 0.01
-    assert shares["int8"] > shares["native"] + 0.01
+def test_the_plugin_reuses_more_than_vllm(shares):
+    assert shares["reuse"] > shares["vLLM"] + 0.01
 
 
-def test_the_order_reuse_is_no_worse_than_vllms(shares):
-    assert shares["reuse"] > shares["vLLM"] - 0.002
+def test_int8_checkpoints_reuse_more_again(shares):
+    assert shares["int8 10 %"] > shares["reuse"] + 0.02
+
+
+def test_exact_copies_gain_too_where_enough_of_them_fit(shares):
+    assert shares["native 20 %"] > shares["reuse"]
+    assert shares["native 10 %"] < shares["int8 10 %"]
 
 
 def test_the_order_stock_reuses_what_vllm_does(shares):
+    """Not to the token: under any connector vLLM frees the blocks of a request in another order."""
     assert shares["stock"] == pytest.approx(shares["vLLM"], abs=0.002)
