@@ -26,6 +26,14 @@ _CHUNK_BLOCKS = 16
 _BARE = 0
 
 
+class Served(msgspec.Struct, frozen=True, gc=False):
+    """What a lookup found, in blocks: `reached` of them have KV, a state is at `hit`."""
+
+    blocks: int
+    reached: int
+    hit: int
+
+
 class Points(msgspec.Struct, frozen=True):
     """Where states are kept besides the prompt's end.
 
@@ -45,13 +53,15 @@ class Points(msgspec.Struct, frozen=True):
             )
         return cls(every_blocks if "dense" in admission else None, "junctions" in admission)
 
-
-class Served(msgspec.Struct, frozen=True, gc=False):
-    """What a lookup found, in blocks: `reached` of them have KV, a state is at `hit`."""
-
-    blocks: int
-    reached: int
-    hit: int
+    def depths(self, found: Served) -> list[int]:
+        """Return the depths beyond the hit, in blocks, shallowest first."""
+        depths = {found.blocks}
+        if self.every:
+            first = (found.hit // self.every + 1) * self.every
+            depths.update(range(first, found.blocks, self.every))
+        if self.junctions and found.reached > found.hit:
+            depths.add(found.reached)
+        return sorted(depths)
 
 
 class BlockPool:
@@ -194,18 +204,11 @@ class SharedPool:
 
     def _chunks(self, found: Served) -> Iterable[tuple[int, bool]]:
         """Yield where each chunk ends, and whether its state is kept."""
-        every = self._points.every
-        junction = found.reached if self._points.junctions and found.reached > found.hit else 0
         at = found.hit
-        while at < found.blocks:
-            end = min(at + _CHUNK_BLOCKS, found.blocks)
-            if every:
-                end = min(end, (at // every + 1) * every)
-            if at < junction < end:
-                end = junction
-            kept = end in (junction, found.blocks) or bool(every and end % every == 0)
-            yield end, kept
-            at = end
+        for kept in self._points.depths(found):
+            while at < kept:
+                at = min(at + _CHUNK_BLOCKS, kept)
+                yield at, at == kept
 
     def _let_go_all_but_the_last(self, states: list[list[int]]) -> None:
         while len(states) > 1:
