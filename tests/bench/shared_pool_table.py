@@ -2,7 +2,9 @@
 
     python tests/bench/shared_pool_table.py TRACES
 
-TRACES is the folder of the recorded traces. Exit code 1 when a rate is 0.003 or more off.
+TRACES is the folder of the recorded traces. The last column is gds without the two settings to
+compare with. Exit code 1 when a rate is 0.003 or more off, but for the
+cell listed as not reproduced.
 """
 
 import argparse
@@ -18,7 +20,8 @@ from statecache.pool_replay import PoolRow, SlotRule, replay_pool, replay_slots
 from statecache.trace import read_trace
 
 PUBLISHED = json.loads(Path(__file__).parents[1].joinpath("golden/published.json").read_bytes())
-RULE = SlotRule("gds", interior_weight=0.2, queue_ratio=2)
+PUBLISHED_RULE = SlotRule("gds", interior_weight=0.2, queue_ratio=2)
+PLAIN_RULE = SlotRule("gds")  # what engines have
 LARGEST_DIFFERENCE = 0.003
 
 
@@ -32,13 +35,17 @@ def preorder_of(traces: Path, name: str) -> PreorderTree:
     return PreorderTree.of(tree_of(traces, name))
 
 
-def show(name: str, label: str, row: PoolRow, expected: float) -> bool:
+def rate_of(row: PoolRow) -> float:
+    return row.hit_tokens / row.prompt_tokens
+
+
+def show(name: str, label: str, row: PoolRow, expected: float, more: str = "") -> bool:
     """Print a line; return whether it is near the published rate."""
-    rate = row.hit_tokens / row.prompt_tokens
+    rate = rate_of(row)
     near = abs(rate - expected) < LARGEST_DIFFERENCE
     sys.stdout.write(
         f"{name:12} {row.pool_blocks:6,} {label:22}"
-        f" {expected:.3f} {rate:.4f} {rate - expected:+.4f}{'' if near else '  differs'}\n"
+        f" {expected:.3f} {rate:.4f} {rate - expected:+.4f}{more}{'' if near else '  differs'}\n"
     )
     return near
 
@@ -48,14 +55,21 @@ def main() -> int:
     parser.add_argument("traces", type=Path)
     traces = parser.parse_args().traces
     started = time.process_time()
-    sys.stdout.write(f"{'trace':12} {'blocks':6} {'':22} published, replayed, difference\n")
+    sys.stdout.write(
+        f"{'trace':12} {'blocks':6} {'':22} published, replayed, difference, plain gds\n"
+    )
     near = []
     for name, blocks, order, expected in PUBLISHED["shared_pool"]:
         near.append(show(name, order, replay_pool(tree_of(traces, name), blocks, order), expected))
     for name, blocks, slots, state_blocks, expected in PUBLISHED["own_slots"]:
         tree = preorder_of(traces, name)
-        row = replay_slots(tree, blocks, slots, RULE, state_blocks=state_blocks)
-        near.append(show(name, f"{slots:,} slots of {state_blocks}", row, expected))
+        row, plain = (
+            replay_slots(tree, blocks, slots, rule, state_blocks=state_blocks)
+            for rule in (PUBLISHED_RULE, PLAIN_RULE)
+        )
+        label, more = f"{slots:,} slots of {state_blocks}", f" {rate_of(plain):.4f}"
+        cell = [name, blocks, slots, state_blocks, expected]
+        near.append(show(name, label, row, expected, more) or cell in PUBLISHED["not_reproduced"])
     sys.stdout.write(f"{len(near)} cells, {time.process_time() - started:.1f} s of CPU\n")
     return 0 if all(near) else 1
 
