@@ -67,6 +67,14 @@ def test_a_point_once_resumed_from_is_proven(ratio: int, last: tuple[int, int]) 
     assert served[-1] == last
 
 
+def test_a_point_once_resumed_from_stays_proven_when_its_kv_was_gone() -> None:
+    # 6 blocks. uvwxyz drops abc; the second ab resumes from nothing and sets its state again. p, q,
+    # r and s drop what is left of uvwxyz. At t, the ninth request, only leaves with states are
+    # left: b, proven, used in the fourth, has age 6, and p 5, which counts as 10. So p goes.
+    served, _ = play_slots("ab abc uvwxyz ab p q r s t abm", kv_blocks=6, slots=9, ratio=2)
+    assert served[-1] == (2, 2)
+
+
 def test_a_request_too_large_is_rejected_and_changes_nothing() -> None:
     served, _ = play_slots("abc abcdef abcd", kv_blocks=4, slots=2)
     assert served == [(0, 0), None, (3, 3)]

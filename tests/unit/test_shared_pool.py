@@ -128,6 +128,12 @@ def test_a_request_that_resumed_from_less_than_three_quarters_proves_only_what_i
     assert pool.free_blocks() == [6, 5, 7, 8, 9, 2, 1, 0, 3, 4]
 
 
+def test_at_equal_ages_the_unproven_go() -> None:
+    # As above; wxyz takes the five blocks without a key and two more. All others were let go by
+    # abc, so at a ratio of 1 its own c and state go, and ab stays.
+    assert Shared(10, "reuse", ratio=1).play("ab abc wxyz abq")[-1] == (2, 2)
+
+
 def order_of_four() -> ReuseOrder:
     return ReuseOrder(4, {}, [0] * 4)
 
