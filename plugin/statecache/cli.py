@@ -6,9 +6,10 @@ import gzip
 import os
 import signal
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -17,13 +18,21 @@ from rich.progress import Progress
 from statecache import CostModel, __version__
 from statecache.errors import SettingsError, on_one_line
 from statecache.generate import AgentWorkload, agent_lines
+from statecache.options import Options, pool_settings, replay_settings
 from statecache.output import check_output, whole_file
-from statecache.plan import ADMISSIONS, PrefixTree, kv_timeline, make_plan
+from statecache.plan import PrefixTree, kv_timeline, make_plan
 from statecache.plot import check_plot, draw_hit_rates
-from statecache.replay import POLICIES, ReplayRow, replay
-from statecache.report import CostSettings, ReplayReport, ReplaySettings, TraceIdentity, row_table
-from statecache.settings import parse_cost
-from statecache.trace import BLOCK_TOKENS, Trace, read_trace
+from statecache.pool_replay import pool_rows
+from statecache.replay import ReplayRow, replay
+from statecache.report import (
+    PoolSettings,
+    ReplayReport,
+    ReplaySettings,
+    TraceIdentity,
+    pool_table,
+    row_table,
+)
+from statecache.trace import Trace, read_trace
 
 __all__ = ["app", "main"]
 
@@ -35,6 +44,8 @@ app = typer.Typer(
 )
 generate = typer.Typer(help="Make a workload in the trace format.")
 app.add_typer(generate, name="generate")
+
+_Row = TypeVar("_Row")
 
 # typer brings its own click or uses the installed one, by version: ask it which.
 _ClickException: Any = next(
@@ -107,6 +118,9 @@ def _common(
     del version
 
 
+_POOL = "A pool of blocks"
+
+
 @app.command("replay")
 def replay_command(
     trace: Annotated[
@@ -130,7 +144,9 @@ def replay_command(
         list[str] | None,
         typer.Option(
             help="Where states are set: dense (every --chunk tokens and at the prompt's end) or"
-            " ends: commas or repeat (default: dense)."
+            " ends: commas or repeat (default: dense). With --pool-blocks also junctions (where the"
+            " resident KV ends, and at the prompt's end; the default of one pool) and"
+            " dense+junctions."
         ),
     ] = None,
     chunk: Annotated[int, typer.Option(help="Tokens between dense states.")] = 8192,
@@ -151,32 +167,132 @@ def replay_command(
     cost: Annotated[
         str, typer.Option(metavar="LINEAR,QUADRATIC", help="Coefficients of the cost model.")
     ] = "1.862e-5,3.33e-6",
+    pool_blocks: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="N,N",
+            rich_help_panel=_POOL,
+            help="Replay on pools of N blocks of 512 tokens that KV and states share, as in vLLM,"
+            " in place of --slots and --kv-tokens.",
+        ),
+    ] = None,
+    order: Annotated[
+        list[str] | None,
+        typer.Option(
+            rich_help_panel=_POOL,
+            help="Which free block goes first: stock (vLLM's order), copies (second copies, then"
+            " as stock) or reuse (copies, then what was never reused): commas or repeat (default:"
+            " all).",
+        ),
+    ] = None,
+    state_blocks: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            rich_help_panel=_POOL,
+            help="Blocks that a state takes (default: 3); a fraction with --checkpoint-slots only.",
+        ),
+    ] = None,
+    checkpoint_slots: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="N,N",
+            rich_help_panel=_POOL,
+            help="Keep states in N slots of their own, ruled by --policy lru or gds, and KV alone"
+            " in the blocks they leave of --pool-blocks.",
+        ),
+    ] = None,
+    interior_weight: Annotated[
+        float | None,
+        typer.Option(
+            metavar="W",
+            rich_help_panel=_POOL,
+            help="To compare with: gds counts the gain of a state in a slot W times while another"
+            " one is below it (default: 1, as in the engines).",
+        ),
+    ] = None,
+    queue_ratio: Annotated[
+        float | None,
+        typer.Option(
+            metavar="R",
+            rich_help_panel=_POOL,
+            help="To compare with: what was never reused goes at an R-th of the age (default:"
+            " learnt by the order reuse; 1 with --checkpoint-slots).",
+        ),
+    ] = None,
 ) -> None:
     """Replay a recorded workload: how many tokens do the states kept save?"""
-    settings = ReplaySettings(
-        policies=_known("--policy", policy or ["lru,gds"], POLICIES),
-        slots=_slots(slots or ["64,128,256,1024"]),
-        admissions=_known("--admission", admission or ["dense"], ADMISSIONS),
-        kv_tokens=_kv_tokens(kv_tokens),
-        chunk_tokens=_chunk(chunk),
+    options = Options(
+        policy=policy,
+        slots=slots,
+        kv_tokens=kv_tokens,
+        pool_blocks=pool_blocks,
+        order=order,
+        state_blocks=state_blocks,
+        checkpoint_slots=checkpoint_slots,
+        interior_weight=interior_weight,
+        queue_ratio=queue_ratio,
+        admission=admission,
+        chunk=chunk,
         limit=limit,
-        cost=_cost(cost),
+        cost=cost,
     )
+    if pool_blocks is None:
+        _replay_slots(trace, replay_settings(options), json, plot)
+    elif plot:
+        raise SettingsError("--plot: draws hit rate over --slots: leave out --pool-blocks")
+    else:
+        _replay_pools(trace, pool_settings(options), json)
+
+
+def _replay_slots(
+    trace: str, settings: ReplaySettings, json: Path | None, plot: Path | None
+) -> None:
     _check_outputs(trace, json, plot)
-    recorded = read_trace(trace, limit=limit)
-    rows = _replay_all(recorded, settings)
+    recorded = read_trace(trace, limit=settings.limit)
+    rows = _played(_slot_rows(recorded, settings), settings.combinations)
     name = on_one_line(Path(recorded.name).name)
     picture = draw_hit_rates(rows, f"Replay of {name}", plot.suffix[1:].lower()) if plot else b""
     if json:
-        identity = TraceIdentity(name, recorded.digest)
-        report = ReplayReport(trace=identity, seed=recorded.seed, settings=settings, rows=rows)
-        with whole_file("--json", json) as file:
-            file.write(report.to_json())
+        _write(
+            json,
+            ReplayReport(
+                trace=_identity(recorded), seed=recorded.seed, settings=settings, rows=rows
+            ),
+        )
     if plot:
         with whole_file("--plot", plot) as file:
             file.write(picture)
     if str(json) != "-":
         _console().print(row_table(rows))
+
+
+def _replay_pools(trace: str, settings: PoolSettings, json: Path | None) -> None:
+    _check_outputs(trace, json, None)
+    recorded = read_trace(trace, limit=settings.limit)
+    rows = _played(pool_rows(PrefixTree.of(recorded), settings), settings.combinations)
+    if json:
+        _write(
+            json,
+            ReplayReport(
+                schema="statecache.pool-replay/1",
+                trace=_identity(recorded),
+                seed=recorded.seed,
+                settings=settings,
+                rows=rows,
+            ),
+        )
+    if str(json) != "-":
+        _console().print(pool_table(rows))
+
+
+def _identity(recorded: Trace) -> TraceIdentity:
+    return TraceIdentity(on_one_line(Path(recorded.name).name), recorded.digest)
+
+
+def _write(json: Path, report: ReplayReport) -> None:
+    with whole_file("--json", json) as file:
+        file.write(report.to_json())
 
 
 @generate.callback()
@@ -218,65 +334,30 @@ def _check_outputs(trace: str, json: Path | None, plot: Path | None) -> None:
         raise SettingsError("--plot: names the same file as --json: name another")
 
 
-def _replay_all(recorded: Trace, settings: ReplaySettings) -> list[ReplayRow]:
+def _slot_rows(recorded: Trace, settings: ReplaySettings) -> Iterator[ReplayRow]:
     cost = CostModel(settings.cost.linear, settings.cost.quadratic)
-    combinations = len(settings.policies) * len(settings.slots) * len(settings.admissions)
+    tree = PrefixTree.of(recorded)
+    kv = kv_timeline(tree, settings.kv_tokens)
+    for admission in settings.admissions:
+        plan = make_plan(tree, kv, admission, settings.chunk_tokens)
+        for slots in settings.slots:
+            for policy in settings.policies:
+                yield replay(plan, policy, slots, cost)
+
+
+def _played(rows: Iterable[_Row], combinations: int) -> list[_Row]:
+    """Return the rows, and show how far they are."""
     errors = Console(stderr=True)
     hidden = not sys.stderr.isatty()  # the console believes FORCE_COLOR instead
-    rows: list[ReplayRow] = []
+    played: list[_Row] = []
     with Progress(console=errors, transient=True, disable=hidden) as progress:
         task = progress.add_task("replay", total=combinations)
-        tree = PrefixTree.of(recorded)
-        kv = kv_timeline(tree, settings.kv_tokens)
-        for admission in settings.admissions:
-            plan = make_plan(tree, kv, admission, settings.chunk_tokens)
-            for slots in settings.slots:
-                for policy in settings.policies:
-                    rows.append(replay(plan, policy, slots, cost))
-                    progress.advance(task)
-    return rows
+        for row in rows:
+            played.append(row)
+            progress.advance(task)
+    return played
 
 
 def _console() -> Console:
     """Return the console of stdout: each row is one line, uncut, however narrow the terminal."""
     return Console(width=1_000, color_system="auto" if sys.stdout.isatty() else None)
-
-
-def _parts(values: list[str]) -> list[str]:
-    """Split each value at its commas and drop what comes again."""
-    return list(dict.fromkeys(part.strip() for value in values for part in value.split(",")))
-
-
-def _known(flag: str, values: list[str], known: tuple[str, ...]) -> list[str]:
-    names = _parts(values)
-    for name in names:
-        if name not in known:
-            raise SettingsError(f"{flag}: unknown {flag[2:]} {name!r}: use {', '.join(known)}")
-    return names
-
-
-def _slots(values: list[str]) -> list[int]:
-    slots = [_integer("--slots", part, least=1) for part in _parts(values)]
-    return list(dict.fromkeys(slots))  # 8 and 08 are one
-
-
-def _kv_tokens(text: str) -> int | None:
-    return None if text == "unlimited" else _integer("--kv-tokens", text, least=BLOCK_TOKENS)
-
-
-def _chunk(tokens: int) -> int:
-    if tokens < BLOCK_TOKENS or tokens % BLOCK_TOKENS:
-        raise SettingsError(f"--chunk: {tokens} is no multiple of {BLOCK_TOKENS}: give e.g. 8192")
-    return tokens
-
-
-def _integer(flag: str, text: str, least: int) -> int:
-    digits = text.strip()
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 18 and int(digits) >= least):
-        raise SettingsError(f"{flag}: {text!r} is no whole number from {least} up")
-    return int(digits)
-
-
-def _cost(text: str) -> CostSettings:
-    model = parse_cost("--cost", text)
-    return CostSettings(model.linear, model.quadratic)

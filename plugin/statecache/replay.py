@@ -14,7 +14,7 @@ from statecache.errors import SettingsError
 if TYPE_CHECKING:
     from statecache.plan import Plan
 
-__all__ = ["POLICIES", "ReplayRow", "replay"]
+__all__ = ["POLICIES", "ReplayRow", "directly_below", "replay"]
 
 POLICIES = ("gds", "lru", "clairvoyant")
 
@@ -103,7 +103,7 @@ def _play(plan: Plan, index: StateIndex, slots: int) -> tuple[list[int], int]:
                 c,
                 depths[c],
                 on_path[-1] if on_path else None,
-                _directly_below(c, last, resident) if last[c] > c else (),
+                directly_below(c, last, resident) if last[c] > c else (),
             )
             resident[c] = 1
             on_path.append(c)
@@ -112,8 +112,11 @@ def _play(plan: Plan, index: StateIndex, slots: int) -> tuple[list[int], int]:
     return hits, evicted
 
 
-def _directly_below(candidate: int, last: list[int], resident: bytearray) -> list[int]:
-    """Return the resident states below `candidate` with no other resident one in between."""
+def directly_below(candidate: int, last: list[int], resident: bytearray) -> list[int]:
+    """Return the resident states below `candidate` with no other resident one in between.
+
+    Numbers are in preorder: `last[c]` is the highest in the subtree of c.
+    """
     end = last[candidate] + 1
     found = []
     below = resident.find(1, candidate + 1, end)
