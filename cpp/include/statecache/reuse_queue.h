@@ -1,0 +1,122 @@
+#ifndef STATECACHE_REUSE_QUEUE_H_
+#define STATECACHE_REUSE_QUEUE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "statecache/block_queue.h"
+#include "statecache/slot_map.h"
+
+namespace statecache {
+
+// What was dropped of late, to notice what is asked for again: one entry for each of the last n
+// times a block was handed out. Keys are told apart by 64 bits of their hash: should two ever
+// clash, one use is counted wrongly.
+class Ghosts {
+ public:
+  struct Ghost {
+    bool found = false;
+    bool proven = false;
+    uint64_t dropped_at = 0;
+  };
+
+  explicit Ghosts(size_t n) : ring_(n) {}
+
+  size_t size() const { return slot_of_.size(); }
+  void clear();
+  // The entry of n times ago, if it is still there, is forgotten. `now` never repeats.
+  void put(std::string_view key, bool proven, uint64_t now);
+  // Forgets what it returns.
+  Ghost take(std::string_view key);
+
+ private:
+  struct Entry {
+    int64_t id = 0;
+    uint64_t dropped_at = 0;  // 0: no entry
+    bool proven = false;
+  };
+  static int64_t id_of(std::string_view key);
+  void drop(Entry& entry);
+
+  std::vector<Entry> ring_;
+  SlotMap slot_of_;
+};
+
+// Blocks that hold nothing first, then copies, then what was never reused before what was.
+//
+// A second block with the same key can serve nothing that the first one does not. Of the rest,
+// blocks of requests that resumed from at least 3/4 of their prompt ("proven") are likelier to be
+// used again than fresh ones. Both kinds have a list of their own, by time of release, and the
+// ratio of ages at which they are exchanged is learnt from what is asked for after it was dropped.
+// All in integers; every call is O(1) a block.
+class ReuseQueue final : public BlockQueue {
+ public:
+  // Of keys that end with `ending` it is watched whether they are asked for again.
+  ReuseQueue(size_t blocks, BlockCache& cache, std::string ending);
+
+  // Whether blocks handed out from now on are proven from the start.
+  void set_fresh_is_proven(bool proven) { fresh_is_proven_ = proven; }
+  bool fresh_is_proven() const { return fresh_is_proven_; }
+
+  // A request was looked up for the first time. `missing` are the keys, without their ending, that
+  // it could have used and that are not in the cache.
+  void looked_up(std::span<const std::string_view> missing);
+  // Whether anything was dropped that a lookup could ask for.
+  bool watches() const { return ghosts_.size() > 0; }
+
+  // A request resumes from this block.
+  void mark_proven(Block block) { proven_.at(block) = 1; }
+
+  // How much older, in steps, a proven block must be to go before an unproven one.
+  int ratio() const { return ratio_; }
+
+ private:
+  static constexpr List kCopies = 1, kProven = 2, kUnproven = 3;
+
+  // A key with several blocks: how many are in kCopies or kFree, and the one that is in kProven or
+  // kUnproven. The only block of a key has no family; once there is another one, it is the first.
+  struct Family {
+    uint32_t copies = 0;
+    Block main = kNoBlock;
+  };
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(std::string_view key) const { return std::hash<std::string_view>()(key); }
+  };
+  using Families = std::unordered_map<std::string, Family, Hash, std::equal_to<>>;
+
+  void place(Block block, const CachedBlock& seen) override;
+  Block next() override;
+  void handed_out(Block block, const CachedBlock& seen, bool last) override;
+  void hit(Block block) override;
+  void emptied(Block block) override;
+  void forget() override;
+
+  List place_of_copy(Block block, const CachedBlock& seen, List list);
+  void leave_family(Block block);
+  void learn();
+
+  std::string ending_;
+  std::vector<uint8_t> proven_;
+  std::vector<uint64_t> freed_at_;                // by the clock
+  std::vector<Families::value_type*> family_of_;  // of free blocks
+  Families families_;
+  Ghosts ghosts_;
+  uint64_t clock_ = 0;  // requests looked up
+  uint64_t handed_out_ = 0;
+  bool fresh_is_proven_ = false;
+  int ratio_ = 0;
+  // Unproven, proven: dropped and asked for again; dropped.
+  uint64_t used_[2] = {0, 0};
+  uint64_t dropped_[2] = {0, 0};
+};
+
+}  // namespace statecache
+
+#endif  // STATECACHE_REUSE_QUEUE_H_
