@@ -1,7 +1,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <structmember.h>
 
-#include <memory>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,11 +23,33 @@ using statecache::StockQueue;
 
 namespace {
 
-py::object attribute(PyObject* object, const py::str& name) {
-  PyObject* const value = PyObject_GetAttr(object, name.ptr());
-  if (value == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(value);
-}
+// Reads one attribute of many objects of a type: straight from the slot if it has one.
+class Attribute {
+ public:
+  Attribute(py::handle type, const std::string& name)
+      : type_(reinterpret_cast<PyTypeObject*>(type.ptr())),
+        name_(py::reinterpret_steal<py::str>(PyUnicode_InternFromString(name.c_str()))) {
+    const py::object found = py::getattr(type, name_, py::none());
+    if (!Py_IS_TYPE(found.ptr(), &PyMemberDescr_Type)) return;
+    const PyMemberDef* const member = reinterpret_cast<PyMemberDescrObject*>(found.ptr())->d_member;
+    if (member->type == T_OBJECT_EX) offset_ = member->offset;
+  }
+  py::object operator()(PyObject* object) const {
+    if (offset_ > 0 && Py_IS_TYPE(object, type_)) {
+      PyObject* const value =
+          *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset_);
+      if (value != nullptr) return py::reinterpret_borrow<py::object>(value);
+    }
+    PyObject* const value = PyObject_GetAttr(object, name_.ptr());
+    if (value == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(value);
+  }
+
+ private:
+  PyTypeObject* type_;  // of blocks that the pool keeps alive
+  py::str name_;
+  Py_ssize_t offset_ = 0;
+};
 
 // The items of anything that can be iterated, without a copy where it is a list or a tuple.
 class Items {
@@ -56,19 +79,19 @@ std::string_view bytes_of(PyObject* key) {
 class Pool final : public statecache::BlockCache {
  public:
   Pool(py::list blocks, py::dict cached, const std::string& hash_name)
-      : blocks(std::move(blocks)), cached(std::move(cached)) {
-    hash_ = intern(hash_name);
-    id_ = intern("block_id");
-  }
+      : blocks(std::move(blocks)),
+        cached(std::move(cached)),
+        hash_(type_of(this->blocks), hash_name),
+        id_(type_of(this->blocks), "block_id") {}
 
   size_t size() const { return blocks.size(); }
   PyObject* operator[](Block block) const {
     return PyList_GET_ITEM(blocks.ptr(), static_cast<Py_ssize_t>(block));
   }
   Block number(PyObject* block) const {
-    const py::object id = attribute(block, id_);
+    const py::object id = id_(block);
     const size_t number = PyLong_AsSize_t(id.ptr());
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    if (number == SIZE_MAX && PyErr_Occurred() != nullptr) throw py::error_already_set();
     if (number >= size() || (*this)[static_cast<Block>(number)] != block) {
       throw py::value_error("a block of another pool");
     }
@@ -87,7 +110,7 @@ class Pool final : public statecache::BlockCache {
     }
     return made;
   }
-  py::object key(Block block) const { return attribute((*this)[block], hash_); }
+  py::object key(Block block) const { return hash_((*this)[block]); }
 
   CachedBlock look_up(Block block) override {
     // The block holds its key, and nothing changes it before the call returns.
@@ -114,10 +137,11 @@ class Pool final : public statecache::BlockCache {
   py::dict cached, apart;
 
  private:
-  static py::str intern(const std::string& name) {
-    return py::reinterpret_steal<py::str>(PyUnicode_InternFromString(name.c_str()));
+  static py::object type_of(const py::list& blocks) {
+    if (blocks.empty()) throw py::value_error("a pool without blocks");
+    return py::type::of(blocks[0]);
   }
-  py::str hash_, id_;
+  Attribute hash_, id_;
 };
 
 // A queue with the methods that an engine calls with its own blocks.

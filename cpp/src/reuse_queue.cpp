@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <functional>
+#include <stdexcept>
 #include <utility>
 
 namespace statecache {
@@ -15,38 +18,54 @@ struct Ratio {
 constexpr std::array<Ratio, 5> kRatios{{{1, 1}, {7, 5}, {2, 1}, {14, 5}, {4, 1}}};
 constexpr uint64_t kLearnEvery = 64;
 
+constexpr uint64_t kTaken = 1;  // in the place of a time
+
+uint64_t hash_of(std::string_view key) { return std::hash<std::string_view>()(key); }
+
 }  // namespace
 
-int64_t Ghosts::id_of(std::string_view key) {
-  return static_cast<int64_t>(std::hash<std::string_view>()(key));
+Ghosts::Ghosts(size_t n) : n_(n) {
+  if (n > INT32_MAX) throw std::length_error("too many blocks for one queue");
+  current_.entries.resize(std::bit_ceil(n + n / 3 + 1));
+  before_ = current_;
+}
+
+Ghosts::Entry& Ghosts::Table::find(uint64_t hash) {
+  const size_t mask = entries.size() - 1;
+  const auto tag = static_cast<uint32_t>(hash >> 32);
+  size_t at = hash & mask;
+  while (entries[at].dropped != 0 && entries[at].tag != tag) at = (at + 1) & mask;
+  entries[at].tag = tag;
+  return entries[at];
 }
 
 void Ghosts::clear() {
-  std::fill(ring_.begin(), ring_.end(), Entry{});
-  slot_of_ = SlotMap();
-}
-
-void Ghosts::drop(Entry& entry) {
-  if (entry.dropped_at == 0) return;
-  slot_of_.erase(entry.id);
-  entry = Entry{};
+  for (Table* table : {&current_, &before_}) {
+    std::fill(table->entries.begin(), table->entries.end(), Entry{});
+  }
+  newest_ = 0;
 }
 
 void Ghosts::put(std::string_view key, bool proven, uint64_t now) {
-  const int64_t id = id_of(key);
-  if (const uint32_t twin = slot_of_.find(id); twin != SlotMap::kNone) drop(ring_[twin]);
-  const size_t slot = now % ring_.size();
-  drop(ring_[slot]);
-  ring_[slot] = {.id = id, .dropped_at = now, .proven = proven};
-  slot_of_.insert(id, static_cast<uint32_t>(slot));
+  if (now > current_.began + n_) {
+    std::swap(current_, before_);
+    std::fill(current_.entries.begin(), current_.entries.end(), Entry{});
+    current_.began = now - 1;
+  }
+  current_.find(hash_of(key)).dropped = static_cast<uint32_t>(2 * (now - current_.began) + proven);
+  newest_ = now;
 }
 
-Ghosts::Ghost Ghosts::take(std::string_view key) {
-  const uint32_t slot = slot_of_.find(id_of(key));
-  if (slot == SlotMap::kNone) return {};
-  const Ghost ghost{
-      .found = true, .proven = ring_[slot].proven, .dropped_at = ring_[slot].dropped_at};
-  drop(ring_[slot]);
+Ghosts::Ghost Ghosts::take(std::string_view key, uint64_t now) {
+  const uint64_t hash = hash_of(key);
+  Ghost ghost;
+  for (Table* table : {&before_, &current_}) {
+    Entry& entry = table->find(hash);
+    if (entry.dropped <= kTaken) continue;
+    ghost.found = table->began + entry.dropped / 2 + n_ > now;
+    ghost.proven = entry.dropped % 2 == 1;
+    entry.dropped = kTaken;  // not 0: a search must not end here
+  }
   return ghost;
 }
 
@@ -55,15 +74,15 @@ ReuseQueue::ReuseQueue(size_t blocks, BlockCache& cache, std::string ending)
       ending_(std::move(ending)),
       proven_(blocks),
       freed_at_(blocks),
-      family_of_(blocks),
+      family_of_(blocks, kNoFamily),
       ghosts_(blocks) {}
 
 void ReuseQueue::looked_up(std::span<const std::string_view> missing) {
   ++clock_;
   if (watches()) {
     for (const std::string_view key : missing) {
-      const Ghosts::Ghost ghost = ghosts_.take(key);
-      if (ghost.found && ghost.dropped_at + blocks() > handed_out_) ++used_[ghost.proven];
+      const Ghosts::Ghost ghost = ghosts_.take(key, handed_out_);
+      if (ghost.found) ++used_[ghost.proven];
     }
   }
   if (clock_ % kLearnEvery == 0) learn();
@@ -120,8 +139,10 @@ void ReuseQueue::emptied(Block block) {
 }
 
 void ReuseQueue::forget() {
-  std::fill(family_of_.begin(), family_of_.end(), nullptr);
+  std::fill(family_of_.begin(), family_of_.end(), kNoFamily);
   families_.clear();
+  unused_.clear();
+  number_of_ = SlotMap();
   ghosts_.clear();
 }
 
@@ -136,18 +157,20 @@ void ReuseQueue::place(Block block, const CachedBlock& seen) {
 }
 
 BlockLists::List ReuseQueue::place_of_copy(Block block, const CachedBlock& seen, List list) {
-  auto found = families_.find(seen.key);
-  if (found == families_.end()) found = families_.emplace(seen.key, Family{}).first;
-  Family& family = found->second;
-  if (is_free(seen.first) && family_of_[seen.first] == nullptr) {
-    family_of_[seen.first] = &*found;
+  // A free block holds what it held when it was freed.
+  const bool first_is_free = is_free(seen.first);
+  const Number known = first_is_free ? family_of_[seen.first] : kNoFamily;
+  const Number number = known != kNoFamily ? known : family_of(seen.key);
+  Family& family = families_[number];
+  if (first_is_free && known == kNoFamily) {
+    family_of_[seen.first] = number;
     if (lists_.list_of(seen.first) == kFree) {
       ++family.copies;
     } else {
       family.main = seen.first;
     }
   }
-  family_of_[block] = &*found;
+  family_of_[block] = number;
   const uint32_t free_copies = family.copies + (family.main != kNoBlock);
   const bool used = free_copies + 1 < seen.copies;
   if (used || list == kFree) {
@@ -162,16 +185,33 @@ BlockLists::List ReuseQueue::place_of_copy(Block block, const CachedBlock& seen,
   return list;
 }
 
+ReuseQueue::Number ReuseQueue::family_of(std::string_view key) {
+  const auto id = static_cast<int64_t>(hash_of(key));
+  if (const Number found = number_of_.find(id); found != kNoFamily) return found;
+  if (unused_.empty()) {
+    unused_.push_back(static_cast<Number>(families_.size()));
+    families_.emplace_back();
+  }
+  const Number number = unused_.back();
+  unused_.pop_back();
+  families_[number] = {.id = id};
+  number_of_.insert(id, number);
+  return number;
+}
+
 void ReuseQueue::leave_family(Block block) {
-  Families::value_type* const found = std::exchange(family_of_[block], nullptr);
-  if (found == nullptr) return;
-  Family& family = found->second;
+  const Number number = std::exchange(family_of_[block], kNoFamily);
+  if (number == kNoFamily) return;
+  Family& family = families_[number];
   if (family.main == block) {
     family.main = kNoBlock;
   } else {
     --family.copies;
   }
-  if (family.copies == 0 && family.main == kNoBlock) families_.erase(families_.find(found->first));
+  if (family.copies == 0 && family.main == kNoBlock) {
+    number_of_.erase(family.id);
+    unused_.push_back(number);
+  }
 }
 
 }  // namespace statecache

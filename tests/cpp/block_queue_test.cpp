@@ -219,19 +219,24 @@ TEST(ReuseQueueTest, TheRatioFollowsWhatIsMissed) {
   EXPECT_EQ(pool.queue.ratio(), 1);
 }
 
-TEST(GhostsTest, HoldTheLastNAndForgetWhatTheyReturn) {
+TEST(GhostsTest, KnowWhatWasDroppedLessThanNTimesAgoOnce) {
   Ghosts ghosts(2);
+  EXPECT_TRUE(ghosts.empty());
   ghosts.put("a", true, 1);
   ghosts.put("b", false, 2);
-  ghosts.put("b", true, 3);  // in the place of "a", and of the older "b"
-  EXPECT_EQ(ghosts.size(), 1U);
-  EXPECT_FALSE(ghosts.take("a").found);
-  const Ghosts::Ghost b = ghosts.take("b");
-  EXPECT_TRUE(b.found && b.proven && b.dropped_at == 3);
-  EXPECT_FALSE(ghosts.take("b").found);
-  ghosts.put("c", true, 4);
+  ghosts.put("b", true, 3);
+  EXPECT_FALSE(ghosts.take("a", 3).found);
+  const Ghosts::Ghost b = ghosts.take("b", 4);
+  EXPECT_TRUE(b.found && b.proven);
+  EXPECT_FALSE(ghosts.take("b", 4).found);
+  ghosts.put("b", false, 5);
+  ghosts.put("c", false, 6);
+  EXPECT_TRUE(ghosts.take("b", 6).found);
+  EXPECT_FALSE(ghosts.take("c", 8).found);
+  ghosts.put("d", true, 7);
   ghosts.clear();
-  EXPECT_EQ(ghosts.size(), 0U);
+  EXPECT_TRUE(ghosts.empty());
+  EXPECT_FALSE(ghosts.take("d", 7).found);
 }
 
 const std::vector<std::string> kEndings{"a", "b"};  // two groups of states

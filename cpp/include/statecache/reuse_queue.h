@@ -3,11 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "statecache/block_queue.h"
@@ -15,37 +13,40 @@
 
 namespace statecache {
 
-// What was dropped of late, to notice what is asked for again: one entry for each of the last n
-// times a block was handed out. Keys are told apart by 64 bits of their hash: should two ever
-// clash, one use is counted wrongly.
+// What was dropped during the last n times a block was handed out, to notice what is asked for
+// again. Two tables, for the last n times and the n before, so that nothing is ever taken out.
+// Keys are told apart by their place and 32 bits of their hash: should two ever clash, one use is
+// counted wrongly.
 class Ghosts {
  public:
   struct Ghost {
     bool found = false;
     bool proven = false;
-    uint64_t dropped_at = 0;
   };
 
-  explicit Ghosts(size_t n) : ring_(n) {}
+  explicit Ghosts(size_t n);
 
-  size_t size() const { return slot_of_.size(); }
+  bool empty() const { return newest_ == 0; }
   void clear();
-  // The entry of n times ago, if it is still there, is forgotten. `now` never repeats.
+  // `now` counts the times a block was handed out; it never repeats.
   void put(std::string_view key, bool proven, uint64_t now);
-  // Forgets what it returns.
-  Ghost take(std::string_view key);
+  // What was dropped less than n times ago. It is forgotten.
+  Ghost take(std::string_view key, uint64_t now);
 
  private:
-  struct Entry {
-    int64_t id = 0;
-    uint64_t dropped_at = 0;  // 0: no entry
-    bool proven = false;
+  struct Entry {  // small, since each call meets another one
+    uint32_t tag = 0;
+    uint32_t dropped = 0;  // twice the time since the table began, and 1 if proven; 0: nothing
   };
-  static int64_t id_of(std::string_view key);
-  void drop(Entry& entry);
+  struct Table {
+    Entry& find(uint64_t hash);
+    uint64_t began = 0;          // a time at which it was empty
+    std::vector<Entry> entries;  // a power of two, at most three quarters full
+  };
 
-  std::vector<Entry> ring_;
-  SlotMap slot_of_;
+  uint64_t n_;
+  uint64_t newest_ = 0;  // when something was dropped last; 0: never
+  Table current_, before_;
 };
 
 // Blocks that hold nothing first, then copies, then what was never reused before what was.
@@ -68,7 +69,7 @@ class ReuseQueue final : public BlockQueue {
   // it could have used and that are not in the cache.
   void looked_up(std::span<const std::string_view> missing);
   // Whether anything was dropped that a lookup could ask for.
-  bool watches() const { return ghosts_.size() > 0; }
+  bool watches() const { return !ghosts_.empty(); }
 
   // A request resumes from this block.
   void mark_proven(Block block) { proven_.at(block) = 1; }
@@ -81,15 +82,14 @@ class ReuseQueue final : public BlockQueue {
 
   // A key with several blocks: how many are in kCopies or kFree, and the one that is in kProven or
   // kUnproven. The only block of a key has no family; once there is another one, it is the first.
+  // Found by 64 bits of the hash of the key: should two ever clash, a copy is taken for another.
   struct Family {
+    int64_t id = 0;
     uint32_t copies = 0;
     Block main = kNoBlock;
   };
-  struct Hash {
-    using is_transparent = void;
-    size_t operator()(std::string_view key) const { return std::hash<std::string_view>()(key); }
-  };
-  using Families = std::unordered_map<std::string, Family, Hash, std::equal_to<>>;
+  using Number = uint32_t;
+  static constexpr Number kNoFamily = SlotMap::kNone;
 
   void place(Block block, const CachedBlock& seen) override;
   Block next() override;
@@ -99,14 +99,17 @@ class ReuseQueue final : public BlockQueue {
   void forget() override;
 
   List place_of_copy(Block block, const CachedBlock& seen, List list);
+  Number family_of(std::string_view key);
   void leave_family(Block block);
   void learn();
 
   std::string ending_;
   std::vector<uint8_t> proven_;
-  std::vector<uint64_t> freed_at_;                // by the clock
-  std::vector<Families::value_type*> family_of_;  // of free blocks
-  Families families_;
+  std::vector<uint64_t> freed_at_;  // by the clock
+  std::vector<Number> family_of_;   // of free blocks
+  std::vector<Family> families_;
+  std::vector<Number> unused_;  // families that nobody belongs to
+  SlotMap number_of_;
   Ghosts ghosts_;
   uint64_t clock_ = 0;  // requests looked up
   uint64_t handed_out_ = 0;
