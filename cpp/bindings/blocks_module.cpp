@@ -3,6 +3,7 @@
 #include <structmember.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -112,25 +113,15 @@ class Pool final : public statecache::BlockCache {
   }
   py::object key(Block block) const { return hash_((*this)[block]); }
 
-  CachedBlock look_up(Block block) override {
-    // The block holds its key, and nothing changes it before the call returns.
-    const py::object held = key(block);
-    if (held.is_none()) return {};
-    CachedBlock seen{.key = bytes_of(held.ptr())};
-    if (!apart.empty()) seen.apart = apart.contains(held);
-    PyObject* const found = PyDict_GetItemWithError(cached.ptr(), held.ptr());
-    if (found == nullptr) {
-      if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-    } else if (found == (*this)[block]) {
-      seen.copies = 1;
-      seen.first = block;
-    } else if (PyDict_Check(found)) {
-      Py_ssize_t at = 0;
-      PyObject *first = nullptr, *value = nullptr;
-      if (PyDict_Next(found, &at, &first, &value) != 0) seen.first = number(value);
-      seen.copies = static_cast<uint32_t>(PyDict_Size(found));
+  void look_up(std::span<const Block> numbers, std::span<CachedBlock> seen, bool first) override {
+    // Each block, its key and its entry are cache misses: fetch them side by side.
+    for (const Block number : numbers) __builtin_prefetch((*this)[number]);
+    keys_.clear();
+    for (const Block number : numbers) {
+      keys_.push_back(key(number));
+      __builtin_prefetch(keys_.back().ptr());
     }
-    return seen;
+    for (size_t at = 0; at < numbers.size(); ++at) look_up(numbers[at], keys_[at], seen[at], first);
   }
 
   py::list blocks;
@@ -141,7 +132,27 @@ class Pool final : public statecache::BlockCache {
     if (blocks.empty()) throw py::value_error("a pool without blocks");
     return py::type::of(blocks[0]);
   }
+
+  void look_up(Block number, const py::object& held, CachedBlock& seen, bool first) const {
+    if (held.is_none()) return;
+    seen.key = bytes_of(held.ptr());
+    if (PyDict_Size(apart.ptr()) > 0) seen.apart = apart.contains(held);
+    PyObject* const found = PyDict_GetItemWithError(cached.ptr(), held.ptr());
+    if (found == nullptr) {
+      if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    } else if (found == (*this)[number]) {
+      seen.copies = 1;
+      seen.first = number;
+    } else if (PyDict_Check(found)) {
+      seen.copies = static_cast<uint32_t>(PyDict_Size(found));
+      Py_ssize_t at = 0;
+      PyObject *id = nullptr, *block = nullptr;
+      if (first && PyDict_Next(found, &at, &id, &block) != 0) seen.first = this->number(block);
+    }
+  }
+
   Attribute hash_, id_;
+  std::vector<py::object> keys_;  // of one call
 };
 
 // A queue with the methods that an engine calls with its own blocks.
@@ -150,9 +161,6 @@ struct Queue {
       : pool(std::move(blocks), std::move(cached), hash_name) {}
   virtual ~Queue() = default;
   virtual BlockQueue& order() = 0;
-  // Tells Python what an order has to say after a call.
-  virtual void tell() {}
-
   // The queue is done with the call: what a listener raises is reported and cannot undo it.
   static void tell(const py::object& listener, const py::object& what) {
     if (!PyObject_CallOneArg(listener.ptr(), what.ptr())) PyErr_WriteUnraisable(listener.ptr());
@@ -165,7 +173,6 @@ struct Queue {
     if (!lost.is_none()) {
       for (const Block block : last) tell(lost, pool.key(block));
     }
-    tell();
     return taken;
   }
 
@@ -196,12 +203,7 @@ struct Gds final : Queue {
         index(std::move(index)),
         queue(pool.size(), pool, this->index.cast<statecache::StateIndex&>(), std::move(endings)) {}
   BlockQueue& order() override { return queue; }
-  void tell() override {
-    for (const statecache::StateId state : queue.take_gone()) {
-      if (!gone.is_none()) Queue::tell(gone, py::int_(state));
-    }
-  }
-  py::object index, gone = py::none();
+  py::object index;
   GdsQueue queue;
 };
 
@@ -217,7 +219,6 @@ void collect(PyHeapTypeObject* heap_type) {
     Py_VISIT(queue.pool.cached.ptr());
     Py_VISIT(queue.pool.apart.ptr());
     Py_VISIT(queue.lost.ptr());
-    if (const auto* gds = dynamic_cast<const Gds*>(&queue)) Py_VISIT(gds->gone.ptr());
     return 0;
   };
   type->tp_clear = [](PyObject* self) {
@@ -226,7 +227,6 @@ void collect(PyHeapTypeObject* heap_type) {
     queue.lost = py::none();
     queue.pool.apart = py::dict();
     queue.pool.cached = py::dict();
-    if (auto* gds = dynamic_cast<Gds*>(&queue)) gds->gone = py::none();
     return 0;
   };
 }
@@ -291,7 +291,6 @@ PYBIND11_MODULE(_blocks, m) {
           "unhashed",
           [](Queue& self, const py::object& block) {
             self.order().unhashed(self.pool.number(block.ptr()));
-            self.tell();
           },
           py::arg("block"))
       .def(
@@ -299,7 +298,6 @@ PYBIND11_MODULE(_blocks, m) {
           [](Queue& self, py::dict cached) {
             self.pool.cached = std::move(cached);
             self.order().reset();
-            self.tell();
           },
           py::arg("cached"))
       .def("get_all_free_blocks",
@@ -351,7 +349,7 @@ PYBIND11_MODULE(_blocks, m) {
       .def(py::init<py::list, py::dict, const std::string&, py::object, std::vector<std::string>>(),
            py::arg("blocks"), py::arg("cached"), py::arg("hash_name"), py::arg("index"),
            py::arg("endings"))
-      .def_readwrite("gone", &Gds::gone)
+      .def("take_gone", [](Gds& self) { return self.queue.take_gone(); })
       .def(
           "committed",
           [](Gds& self, statecache::StateId state, const py::bytes& name) {

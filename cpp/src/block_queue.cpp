@@ -11,26 +11,28 @@ std::string named(Block block) { return "block " + std::to_string(block); }
 
 }  // namespace
 
-BlockLists::BlockLists(size_t blocks, List lists)
-    : next_(blocks + lists), prev_(blocks + lists), list_of_(blocks, kNone) {
+BlockLists::BlockLists(size_t blocks, List lists) : blocks_(blocks) {
   if (blocks + lists >= kNoBlock) throw std::length_error("too many blocks for one queue");
+  nodes_.resize(blocks + lists);
   for (List list = 0; list < lists; ++list) {
-    next_[end_of(list)] = prev_[end_of(list)] = end_of(list);
+    Node& end = nodes_[end_of(list)];
+    end.next = end.prev = end_of(list);
   }
 }
 
 void BlockLists::erase(Block block) {
-  next_[prev_[block]] = next_[block];
-  prev_[next_[block]] = prev_[block];
-  list_of_[block] = kNone;
+  Node& node = nodes_[block];
+  nodes_[node.prev].next = node.next;
+  nodes_[node.next].prev = node.prev;
+  node.list = kNone;
 }
 
 void BlockLists::insert(Block before, List list, Block block) {
-  const Block last = prev_[before];
-  next_[last] = prev_[before] = block;
-  prev_[block] = last;
-  next_[block] = before;
-  list_of_[block] = list;
+  Node& node = nodes_[block];
+  node.next = before;
+  node.prev = nodes_[before].prev;
+  node.list = list;
+  nodes_[node.prev].next = nodes_[before].prev = block;
 }
 
 void BlockQueue::require_block(Block block) const {
@@ -64,23 +66,26 @@ void BlockQueue::take(std::span<Block> out, std::vector<Block>& lost) {
     throw std::invalid_argument(std::to_string(out.size()) + " blocks asked for, " +
                                 std::to_string(free_) + " are free");
   }
-  going_.clear();
-  for (size_t taken = 0; taken < out.size(); ++taken) {
-    const Block block = next();
-    CachedBlock seen;
-    try {
-      seen = cache_.look_up(block);
-    } catch (...) {
-      free_ += taken;
-      while (taken > 0) lists_.push_front(kFree, out[--taken]);
-      throw;
-    }
-    const bool last = is_last(seen);
-    handed_out(block, seen, last);
+  // Which blocks go does not depend on what the cache says of them.
+  from_.clear();
+  for (Block& block : out) {
+    block = next();
+    from_.push_back(lists_.list_of(block));
     lists_.erase(block);
-    --free_;
-    out[taken] = block;
-    if (last) lost.push_back(block);
+  }
+  seen_.assign(out.size(), {});
+  try {
+    cache_.look_up(out, seen_, false);
+  } catch (...) {
+    for (size_t at = out.size(); at-- > 0;) lists_.push_front(kFree, out[at]);
+    throw;
+  }
+  free_ -= out.size();
+  going_.clear();
+  for (size_t at = 0; at < out.size(); ++at) {
+    const bool last = is_last(seen_[at]);
+    handed_out(out[at], from_[at], seen_[at], last);
+    if (last) lost.push_back(out[at]);
   }
 }
 
@@ -90,12 +95,9 @@ bool BlockQueue::is_last(const CachedBlock& seen) {
 }
 
 void BlockQueue::append(std::span<const Block> blocks) {
-  seen_.clear();
-  for (const Block block : blocks) {
-    require_block(block);
-    seen_.push_back(cache_.look_up(block));
-  }
   require_new(blocks);
+  seen_.assign(blocks.size(), {});
+  cache_.look_up(blocks, seen_, true);
   for (size_t at = 0; at < blocks.size(); ++at) place(blocks[at], seen_[at]);
   free_ += blocks.size();
 }

@@ -7,11 +7,7 @@ namespace statecache {
 
 GdsQueue::GdsQueue(size_t blocks, BlockCache& cache, StateIndex& index,
                    std::vector<std::string> endings)
-    : BlockQueue(blocks, 3, cache),
-      index_(index),
-      endings_(std::move(endings)),
-      part_(blocks),
-      freed_at_(blocks) {}
+    : BlockQueue(blocks, 3, cache), index_(index), endings_(std::move(endings)), part_(blocks) {}
 
 void GdsQueue::committed(StateId state, std::string_view name) {
   if (states_.contains(name) || by_id_.contains(state)) {
@@ -37,7 +33,7 @@ GdsQueue::Part GdsQueue::part_of(std::string_view key) {
 }
 
 void GdsQueue::place(Block block, const CachedBlock& seen) {
-  freed_at_[block] = ++clock_;
+  lists_[block].time = ++clock_;
   if (seen.key.empty() || seen.apart) {
     lists_.push_back(kFree, block);
     return;
@@ -63,7 +59,7 @@ Block GdsQueue::next() {
   const std::optional<StateId> cheapest = index_.peek();
   if (cheapest) {
     State& state = *by_id_.at(*cheapest);
-    if (oldest == kNoBlock || state.freed_at < freed_at_[oldest]) {
+    if (oldest == kNoBlock || state.freed_at < lists_[oldest].time) {
       index_.evict(1);
       release(state);
       return lists_.front(kFree);
@@ -88,7 +84,7 @@ void GdsQueue::release(State& state) {
   states_.erase(states_.find(state.name));
 }
 
-void GdsQueue::handed_out(Block, const CachedBlock& seen, bool last) {
+void GdsQueue::handed_out(Block, List, const CachedBlock& seen, bool last) {
   if (!last) return;
   // A block that is kept apart, or was freed before its state was told of, takes the state along.
   if (State* const state = part_of(seen.key).state; state != nullptr) {
@@ -98,8 +94,8 @@ void GdsQueue::handed_out(Block, const CachedBlock& seen, bool last) {
 }
 
 void GdsQueue::hit(Block block) {
+  if (lists_.list_of(block) != kStates) return;
   const Part part = std::exchange(part_[block], {});
-  if (part.state == nullptr) return;
   State& state = *part.state;
   state.blocks.erase(block);
   if (--state.of_group[part.group] > 0) return;
@@ -107,9 +103,10 @@ void GdsQueue::hit(Block block) {
 }
 
 void GdsQueue::emptied(Block block) {
-  if (State* const state = part_[block].state; state != nullptr) {
-    index_.erase(state->id);
-    release(*state);
+  if (lists_.list_of(block) == kStates) {
+    State& state = *part_[block].state;
+    index_.erase(state.id);
+    release(state);
   } else {
     lists_.move_to(kFree, block);
   }

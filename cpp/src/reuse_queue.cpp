@@ -1,7 +1,6 @@
 #include "statecache/reuse_queue.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <functional>
 #include <stdexcept>
@@ -18,6 +17,7 @@ struct Ratio {
 constexpr std::array<Ratio, 5> kRatios{{{1, 1}, {7, 5}, {2, 1}, {14, 5}, {4, 1}}};
 constexpr uint64_t kLearnEvery = 64;
 
+constexpr size_t kWrittenTogether = 16;
 constexpr uint64_t kTaken = 1;  // in the place of a time
 
 uint64_t hash_of(std::string_view key) { return std::hash<std::string_view>()(key); }
@@ -43,47 +43,63 @@ void Ghosts::clear() {
   for (Table* table : {&current_, &before_}) {
     std::fill(table->entries.begin(), table->entries.end(), Entry{});
   }
+  unwritten_.clear();
   newest_ = 0;
 }
 
 void Ghosts::put(std::string_view key, bool proven, uint64_t now) {
-  if (now > current_.began + n_) {
-    std::swap(current_, before_);
-    std::fill(current_.entries.begin(), current_.entries.end(), Entry{});
-    current_.began = now - 1;
-  }
-  current_.find(hash_of(key)).dropped = static_cast<uint32_t>(2 * (now - current_.began) + proven);
+  const uint64_t hash = hash_of(key);
+  current_.prefetch(hash);
+  unwritten_.push_back({hash, now, proven});
   newest_ = now;
+  if (unwritten_.size() < kWrittenTogether) return;
+  for (const Dropped& one : unwritten_) write(one);
+  unwritten_.clear();
 }
 
-Ghosts::Ghost Ghosts::take(std::string_view key, uint64_t now) {
-  const uint64_t hash = hash_of(key);
-  Ghost ghost;
-  for (Table* table : {&before_, &current_}) {
-    Entry& entry = table->find(hash);
-    if (entry.dropped <= kTaken) continue;
-    ghost.found = table->began + entry.dropped / 2 + n_ > now;
-    ghost.proven = entry.dropped % 2 == 1;
-    entry.dropped = kTaken;  // not 0: a search must not end here
+void Ghosts::write(const Dropped& one) {
+  if (one.now > current_.began + n_) {
+    std::swap(current_, before_);
+    std::fill(current_.entries.begin(), current_.entries.end(), Entry{});
+    current_.began = one.now - 1;
   }
-  return ghost;
+  const uint64_t age = one.now - current_.began;
+  current_.find(one.hash).dropped = static_cast<uint32_t>(2 * age + one.proven);
+}
+
+std::array<uint64_t, 2> Ghosts::take(std::span<const std::string_view> keys, uint64_t now) {
+  for (const Dropped& one : unwritten_) write(one);
+  unwritten_.clear();
+  hashes_.clear();
+  for (const std::string_view key : keys) {
+    hashes_.push_back(hash_of(key));
+    before_.prefetch(hashes_.back());
+    current_.prefetch(hashes_.back());
+  }
+  std::array<uint64_t, 2> found{};
+  for (const uint64_t hash : hashes_) {
+    uint32_t dropped = 0;
+    for (Table* table : {&before_, &current_}) {  // the later one counts
+      Entry& entry = table->find(hash);
+      if (entry.dropped <= kTaken) continue;
+      const bool recent = table->began + entry.dropped / 2 + n_ > now;
+      dropped = recent ? entry.dropped : 0;
+      entry.dropped = kTaken;  // not 0: a search must not end here
+    }
+    if (dropped != 0) ++found[dropped % 2];
+  }
+  return found;
 }
 
 ReuseQueue::ReuseQueue(size_t blocks, BlockCache& cache, std::string ending)
-    : BlockQueue(blocks, 4, cache),
-      ending_(std::move(ending)),
-      proven_(blocks),
-      freed_at_(blocks),
-      family_of_(blocks, kNoFamily),
-      ghosts_(blocks) {}
+    : BlockQueue(blocks, 4, cache), ending_(std::move(ending)), ghosts_(blocks) {}
 
 void ReuseQueue::looked_up(std::span<const std::string_view> missing) {
   ++clock_;
   if (watches()) {
-    for (const std::string_view key : missing) {
-      const Ghosts::Ghost ghost = ghosts_.take(key, handed_out_);
-      if (ghost.found) ++used_[ghost.proven];
-    }
+    const auto [unproven, proven] = ghosts_.take(missing, handed_out_);
+    used_[0] += unproven;
+    used_[1] += proven;
   }
   if (clock_ % kLearnEvery == 0) learn();
 }
@@ -112,25 +128,30 @@ Block ReuseQueue::next() {
   if (proven == kNoBlock) return unproven;
   if (unproven == kNoBlock) return proven;
   const Ratio& ratio = kRatios[static_cast<size_t>(ratio_)];
-  const uint64_t unproven_age = clock_ + 1 - freed_at_[unproven];
-  const uint64_t proven_age = clock_ + 1 - freed_at_[proven];
+  const uint64_t unproven_age = clock_ + 1 - lists_[unproven].time;
+  const uint64_t proven_age = clock_ + 1 - lists_[proven].time;
   return ratio.unproven * unproven_age >= ratio.proven * proven_age ? unproven : proven;
 }
 
-void ReuseQueue::handed_out(Block block, const CachedBlock& seen, bool last) {
+void ReuseQueue::mark_proven(Block block) {
+  require_block(block);
+  lists_[block].marked = true;
+}
+
+void ReuseQueue::handed_out(Block block, List from, const CachedBlock& seen, bool last) {
   ++handed_out_;
-  const bool proven = proven_[block] != 0;
-  if (last && lists_.list_of(block) >= kProven && seen.key.ends_with(ending_)) {
+  bool& proven = lists_[block].marked;
+  if (last && from >= kProven && seen.key.ends_with(ending_)) {
     ghosts_.put(seen.key.substr(0, seen.key.size() - ending_.size()), proven, handed_out_);
     ++dropped_[proven];
   }
   leave_family(block);
-  proven_[block] = fresh_is_proven_;
+  proven = fresh_is_proven_;
 }
 
 void ReuseQueue::hit(Block block) {
   leave_family(block);
-  proven_[block] = 1;
+  lists_[block].marked = true;
 }
 
 void ReuseQueue::emptied(Block block) {
@@ -139,7 +160,7 @@ void ReuseQueue::emptied(Block block) {
 }
 
 void ReuseQueue::forget() {
-  std::fill(family_of_.begin(), family_of_.end(), kNoFamily);
+  for (Block block = 0; block < blocks(); ++block) lists_[block].note = kNoFamily;
   families_.clear();
   unused_.clear();
   number_of_ = SlotMap();
@@ -149,8 +170,8 @@ void ReuseQueue::forget() {
 void ReuseQueue::place(Block block, const CachedBlock& seen) {
   List list = kFree;
   if (!seen.key.empty()) {
-    freed_at_[block] = clock_;
-    if (!seen.apart) list = proven_[block] ? kProven : kUnproven;
+    lists_[block].time = clock_;
+    if (!seen.apart) list = lists_[block].marked ? kProven : kUnproven;
     if (seen.copies > 1) list = place_of_copy(block, seen, list);
   }
   lists_.push_back(list, block);
@@ -159,18 +180,18 @@ void ReuseQueue::place(Block block, const CachedBlock& seen) {
 BlockLists::List ReuseQueue::place_of_copy(Block block, const CachedBlock& seen, List list) {
   // A free block holds what it held when it was freed.
   const bool first_is_free = is_free(seen.first);
-  const Number known = first_is_free ? family_of_[seen.first] : kNoFamily;
-  const Number number = known != kNoFamily ? known : family_of(seen.key);
+  const Number known = first_is_free ? lists_[seen.first].note : kNoFamily;
+  const Number number = known != kNoFamily ? known : find_family(seen.key);
   Family& family = families_[number];
   if (first_is_free && known == kNoFamily) {
-    family_of_[seen.first] = number;
+    lists_[seen.first].note = number;
     if (lists_.list_of(seen.first) == kFree) {
       ++family.copies;
     } else {
       family.main = seen.first;
     }
   }
-  family_of_[block] = number;
+  lists_[block].note = number;
   const uint32_t free_copies = family.copies + (family.main != kNoBlock);
   const bool used = free_copies + 1 < seen.copies;
   if (used || list == kFree) {
@@ -185,7 +206,7 @@ BlockLists::List ReuseQueue::place_of_copy(Block block, const CachedBlock& seen,
   return list;
 }
 
-ReuseQueue::Number ReuseQueue::family_of(std::string_view key) {
+ReuseQueue::Number ReuseQueue::find_family(std::string_view key) {
   const auto id = static_cast<int64_t>(hash_of(key));
   if (const Number found = number_of_.find(id); found != kNoFamily) return found;
   if (unused_.empty()) {
@@ -200,7 +221,7 @@ ReuseQueue::Number ReuseQueue::family_of(std::string_view key) {
 }
 
 void ReuseQueue::leave_family(Block block) {
-  const Number number = std::exchange(family_of_[block], kNoFamily);
+  const Number number = std::exchange(lists_[block].note, kNoFamily);
   if (number == kNoFamily) return;
   Family& family = families_[number];
   if (family.main == block) {

@@ -86,11 +86,9 @@ class ReuseQueue(BlockQueue):
 class GdsQueue(BlockQueue):
     """The cheapest state of `index` or the oldest other block, whichever was used longer ago.
 
-    A state is a block in each group: its name followed by one of `endings` is their key. `gone` is
-    told each state that this queue has dropped from the index.
+    A state is a block in each group: its name followed by one of `endings` is their key.
     """
 
-    gone: Callable[[int], object] | None
     def __init__(
         self,
         blocks: list[Any],
@@ -101,3 +99,6 @@ class GdsQueue(BlockQueue):
     ) -> None: ...
     def committed(self, state: int, name: bytes) -> None:
         """`state`, which is in the index, is what blocks with this name hold, in use now."""
+
+    def take_gone(self) -> list[int]:
+        """Return the states that this queue has dropped from the index since the last call."""

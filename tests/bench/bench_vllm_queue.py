@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engines" / "vllm"))
 
 from scheduled import Run, words
 
-BLOCKS, ROUNDS, WARM, REQUESTS, BLOCK = 20_000, 9, 6, 20, 16
+BLOCKS, BLOCK = 20_000, 16
+ROUNDS, WARM, TURNS, TURN = 9, 4, 4, 10  # a turn is so many requests
 ORDERS = ["vLLM", "stock", "reuse", "gds"]
 
 
@@ -99,11 +100,12 @@ def compare(model, workload):
     for _ in range(WARM + ROUNDS):
         gc.collect()
         gc.disable()
-        for at in range(REQUESTS):
-            prompt = asked.prompt()
+        for at in range(TURNS):
+            prompts = [asked.prompt() for _ in range(TURN)]
             # Whoever comes first does not always come first.
-            for order in ORDERS[at % len(ORDERS) :] + ORDERS[: at % len(ORDERS)]:
-                served[order].serve(prompt)
+            for order in ORDERS[at:] + ORDERS[:at]:
+                for prompt in prompts:
+                    served[order].serve(prompt)
         gc.enable()
         for order in ORDERS:
             rounds[order].append(served[order].result())
@@ -112,11 +114,11 @@ def compare(model, workload):
         seconds, noting, reused = zip(*rounds[order][WARM:], strict=True)
         own = [one[0] for one in rounds["vLLM"][WARM:]]
         ratios = sorted(o / s for o, s in zip(own, seconds, strict=True))
-        each, noted = (statistics.median(s) / REQUESTS * 1e6 for s in (seconds, noting))
+        each, noted = (statistics.median(s) / (TURNS * TURN) * 1e6 for s in (seconds, noting))
         print(
             f"{order:6} {each:8.1f} us a request, {statistics.median(ratios):.3f} of vLLM's"
             f" throughput ({ratios[0]:.3f}-{ratios[-1]:.3f}), noting states {noted:.1f} us,"
-            f" {sum(reused) / REQUESTS / ROUNDS:.0f} tokens reused"
+            f" {sum(reused) / (TURNS * TURN * ROUNDS):.0f} tokens reused"
         )
 
 

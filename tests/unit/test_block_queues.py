@@ -246,9 +246,8 @@ def test_blocks_behind_a_cursor():
 
 def test_gds_tells_which_states_it_has_dropped():
     """Depths 200 and 100: the second state is the cheaper one, and both its blocks go first."""
-    index, gone = StateIndex(), []
+    index = StateIndex()
     pool = pool_of(5, GdsQueue, index, [b"a", b"b"])
-    pool.queue.gone = gone.append
     blocks = pool.allocate(5)
     for block, key in zip(blocks, (b"1a", b"1b", b"2a", b"2b", b"1kv"), strict=True):
         pool.set_hash(block, key)
@@ -257,10 +256,10 @@ def test_gds_tells_which_states_it_has_dropped():
         pool.queue.committed(state, name)
     pool.free(blocks)
     assert [b.block_id for b in pool.allocate(2)] == [2, 3]
-    assert gone == [20]
+    assert pool.queue.take_gone() == [20]
     pool.free([b for b in blocks if b.ref_cnt])
     pool.reset()
-    assert gone == [20, 10]
+    assert pool.queue.take_gone() == [10]
     assert len(index) == 0
 
 

@@ -26,32 +26,43 @@ struct CachedBlock {
 class BlockCache {
  public:
   virtual ~BlockCache() = default;
-  // The key stays valid until the call of the queue that asked for it returns.
-  virtual CachedBlock look_up(Block block) = 0;
+  // Fills in what it knows of each block, `first` only if that is asked for. `seen` is as long as
+  // `blocks`, and empty. Keys stay valid until the call of the queue that asked for them returns.
+  virtual void look_up(std::span<const Block> blocks, std::span<CachedBlock> seen, bool first) = 0;
 };
 
-// Doubly linked lists of blocks; a block is in one list at most. Every call is O(1).
+// Doubly linked lists of blocks; a block is in one list at most. Every call is O(1). A block's
+// place and what an order notes of it are side by side: which block comes next cannot be foreseen,
+// so each is a cache miss.
 class BlockLists {
  public:
   using List = uint8_t;
   static constexpr List kNone = UINT8_MAX;  // the list of a block that is in none
 
+  struct Node {
+    Block next = 0;
+    Block prev = 0;
+    List list = kNone;
+    // For an order's own use.
+    bool marked = false;
+    uint32_t note = UINT32_MAX;
+    uint64_t time = 0;
+  };
+
   BlockLists(size_t blocks, List lists);
 
-  size_t blocks() const { return list_of_.size(); }
-  List lists() const { return static_cast<List>(next_.size() - blocks()); }
-  List list_of(Block block) const { return list_of_[block]; }
+  size_t blocks() const { return blocks_; }
+  List lists() const { return static_cast<List>(nodes_.size() - blocks_); }
+  Node& operator[](Block block) { return nodes_[block]; }
+  List list_of(Block block) const { return nodes_[block].list; }
   // The first block of a list, kNoBlock when it is empty.
-  Block front(List list) const {
-    const Block block = next_[end_of(list)];
-    return block < blocks() ? block : kNoBlock;
-  }
+  Block front(List list) const { return block_at(nodes_[end_of(list)].next); }
   // The block behind `block` in its list, kNoBlock at the end.
-  Block after(Block block) const { return next_[block] < blocks() ? next_[block] : kNoBlock; }
+  Block after(Block block) const { return block_at(nodes_[block].next); }
 
   // `block` must be in no list.
   void push_back(List list, Block block) { insert(end_of(list), list, block); }
-  void push_front(List list, Block block) { insert(next_[end_of(list)], list, block); }
+  void push_front(List list, Block block) { insert(nodes_[end_of(list)].next, list, block); }
   // `block` must be in a list.
   void erase(Block block);
   // `block` must be in a list; it stays where it is if that is the one.
@@ -62,12 +73,12 @@ class BlockLists {
   }
 
  private:
-  Block end_of(List list) const { return static_cast<Block>(blocks() + list); }
+  Block end_of(List list) const { return static_cast<Block>(blocks_ + list); }
+  Block block_at(Block node) const { return node < blocks_ ? node : kNoBlock; }
   void insert(Block before, List list, Block block);
 
-  // Behind the blocks come the ends of the lists, each of which is a circle.
-  std::vector<Block> next_, prev_;
-  std::vector<List> list_of_;
+  size_t blocks_;
+  std::vector<Node> nodes_;  // behind the blocks come the ends of the lists, each a circle
 };
 
 // The free blocks of a pool in the order in which they should be handed out. A block that holds
@@ -121,26 +132,29 @@ class BlockQueue {
   virtual void place(Block block, const CachedBlock& seen) = 0;
   // The block to hand out; there is one.
   virtual Block next() = 0;
-  // `block` leaves its list: it is handed out (`last`: as the last one under its key), ...
-  virtual void handed_out(Block block, const CachedBlock& seen, bool last) = 0;
-  // ... hit, ...
+  // `block` has left the list `from` and is handed out; `last`: as the last one under its key.
+  virtual void handed_out(Block block, List from, const CachedBlock& seen, bool last) = 0;
+  // `block` leaves its list, since it was hit, ...
   virtual void hit(Block block) = 0;
   // ... or stays free and holds nothing any more.
   virtual void emptied(Block block) = 0;
   // All blocks hold nothing any more.
   virtual void forget() = 0;
 
+  void require_block(Block block) const;
+
   BlockLists lists_;
 
  private:
-  void require_block(Block block) const;
   void require_free(Block block) const;
   void require_new(std::span<const Block> blocks);
   bool is_last(const CachedBlock& seen);
 
   BlockCache& cache_;
   size_t free_ = 0;
-  std::vector<CachedBlock> seen_;  // of the blocks of one append
+  // Of the blocks of one call.
+  std::vector<CachedBlock> seen_;
+  std::vector<List> from_;
   // Copies handed out in this call, which are in the cache still.
   std::unordered_map<std::string_view, uint32_t> going_;
 };
@@ -153,7 +167,7 @@ class StockQueue final : public BlockQueue {
  private:
   void place(Block block, const CachedBlock& seen) override;
   Block next() override { return lists_.front(kFree); }
-  void handed_out(Block, const CachedBlock&, bool) override {}
+  void handed_out(Block, List, const CachedBlock&, bool) override {}
   void hit(Block) override {}
   void emptied(Block) override {}
   void forget() override {}

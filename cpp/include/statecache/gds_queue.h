@@ -30,7 +30,8 @@ class GdsQueue final : public BlockQueue {
   // now. Throws UnknownState, or std::invalid_argument for a name or a state told of already.
   void committed(StateId state, std::string_view name);
 
-  // The states that have left the index by this queue's hand since the last call.
+  // The states that have left the index by this queue's hand since the last call. Who keeps a
+  // record of the index asks before it looks into that.
   std::vector<StateId> take_gone();
 
  private:
@@ -55,7 +56,7 @@ class GdsQueue final : public BlockQueue {
 
   void place(Block block, const CachedBlock& seen) override;
   Block next() override;
-  void handed_out(Block block, const CachedBlock& seen, bool last) override;
+  void handed_out(Block block, List from, const CachedBlock& seen, bool last) override;
   void hit(Block block) override;
   void emptied(Block block) override;
   void forget() override;
@@ -68,7 +69,6 @@ class GdsQueue final : public BlockQueue {
   std::unordered_map<std::string, State, Hash, std::equal_to<>> states_;
   std::unordered_map<StateId, State*> by_id_;
   std::vector<Part> part_;  // of blocks in kStates
-  std::vector<uint64_t> freed_at_;
   uint64_t clock_ = 0;
   std::vector<StateId> gone_;
 };

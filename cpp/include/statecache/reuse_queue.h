@@ -1,6 +1,7 @@
 #ifndef STATECACHE_REUSE_QUEUE_H_
 #define STATECACHE_REUSE_QUEUE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -19,19 +20,15 @@ namespace statecache {
 // counted wrongly.
 class Ghosts {
  public:
-  struct Ghost {
-    bool found = false;
-    bool proven = false;
-  };
-
   explicit Ghosts(size_t n);
 
   bool empty() const { return newest_ == 0; }
   void clear();
   // `now` counts the times a block was handed out; it never repeats.
   void put(std::string_view key, bool proven, uint64_t now);
-  // What was dropped less than n times ago. It is forgotten.
-  Ghost take(std::string_view key, uint64_t now);
+  // Of each key, what was dropped less than n times ago; it is forgotten. Counts them, unproven and
+  // proven.
+  std::array<uint64_t, 2> take(std::span<const std::string_view> keys, uint64_t now);
 
  private:
   struct Entry {  // small, since each call meets another one
@@ -40,13 +37,24 @@ class Ghosts {
   };
   struct Table {
     Entry& find(uint64_t hash);
+    void prefetch(uint64_t hash) const {
+      __builtin_prefetch(&entries[hash & (entries.size() - 1)], 1);
+    }
     uint64_t began = 0;          // a time at which it was empty
     std::vector<Entry> entries;  // a power of two, at most three quarters full
   };
 
+  struct Dropped {
+    uint64_t hash, now;
+    bool proven;
+  };
+  void write(const Dropped& one);
+
   uint64_t n_;
   uint64_t newest_ = 0;  // when something was dropped last; 0: never
   Table current_, before_;
+  std::vector<Dropped> unwritten_;  // until the place of each has been fetched
+  std::vector<uint64_t> hashes_;    // of the keys of one call
 };
 
 // Blocks that hold nothing first, then copies, then what was never reused before what was.
@@ -72,7 +80,7 @@ class ReuseQueue final : public BlockQueue {
   bool watches() const { return !ghosts_.empty(); }
 
   // A request resumes from this block.
-  void mark_proven(Block block) { proven_.at(block) = 1; }
+  void mark_proven(Block block);
 
   // How much older, in steps, a proven block must be to go before an unproven one.
   int ratio() const { return ratio_; }
@@ -88,25 +96,24 @@ class ReuseQueue final : public BlockQueue {
     uint32_t copies = 0;
     Block main = kNoBlock;
   };
+  // In the node of a block: whether it is proven (`marked`), the clock when it was freed (`time`),
+  // and, while it is free, its family (`note`).
   using Number = uint32_t;
   static constexpr Number kNoFamily = SlotMap::kNone;
 
   void place(Block block, const CachedBlock& seen) override;
   Block next() override;
-  void handed_out(Block block, const CachedBlock& seen, bool last) override;
+  void handed_out(Block block, List from, const CachedBlock& seen, bool last) override;
   void hit(Block block) override;
   void emptied(Block block) override;
   void forget() override;
 
   List place_of_copy(Block block, const CachedBlock& seen, List list);
-  Number family_of(std::string_view key);
+  Number find_family(std::string_view key);
   void leave_family(Block block);
   void learn();
 
   std::string ending_;
-  std::vector<uint8_t> proven_;
-  std::vector<uint64_t> freed_at_;  // by the clock
-  std::vector<Number> family_of_;   // of free blocks
   std::vector<Family> families_;
   std::vector<Number> unused_;  // families that nobody belongs to
   SlotMap number_of_;
@@ -116,8 +123,7 @@ class ReuseQueue final : public BlockQueue {
   bool fresh_is_proven_ = false;
   int ratio_ = 0;
   // Unproven, proven: dropped and asked for again; dropped.
-  uint64_t used_[2] = {0, 0};
-  uint64_t dropped_[2] = {0, 0};
+  std::array<uint64_t, 2> used_{}, dropped_{};
 };
 
 }  // namespace statecache

@@ -31,10 +31,11 @@ class GdsQueue(_blocks.GdsQueue):
     ) -> None:
         self.tree = StateTree(settings, block_tokens)
         super().__init__(blocks, cached, hash_name, self.tree.index, list(endings))
-        self.gone = self.tree.dropped
 
     def set_at(self, path: Sequence[Hash]) -> None:
         """A state was set at the end of `path`; a request still holds it."""
+        for gone in self.take_gone():
+            self.tree.dropped(gone)
         known = self.tree.find(path[-1])
         state = self.tree.put(path)
         if known is None:
