@@ -52,7 +52,7 @@ lint: install
 	$(RUN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(RUN)/cmake-format --check $(CMAKE_FILES)
 	$(RUN)/mypy
-	$(PY) -m mypy.stubtest statecache._index --allowlist tests/stub_allowlist.txt
+	$(PY) -m mypy.stubtest statecache._index statecache._blocks --allowlist tests/stub_allowlist.txt
 	$(RUN)/lint-imports --no-logo
 
 # Plain, under AddressSanitizer with UBSan, and under ThreadSanitizer. The plain build also runs the

@@ -16,8 +16,6 @@ class Block:
     block_id: int
     block_hash: bytes | None = None
     ref_cnt: int = 0
-    prev_free_block: object = None
-    next_free_block: object = None
 
 
 class Pool:
@@ -25,9 +23,6 @@ class Pool:
         self.blocks = [Block(i) for i in range(total)]
         self.cached: dict[bytes, Block | dict[int, Block]] = {}
         self.queue = None
-
-    def copies(self, key):
-        return self.cached.get(key)
 
     def set_hash(self, block, key):
         block.block_hash = key
@@ -82,11 +77,14 @@ class Pool:
         self.cached = {}
         for block in self.blocks:
             block.block_hash = None
-        self.queue.reset(self.copies)
+        self.queue.reset(self.cached)
 
 
 class ReferenceReuse:
-    """The order as its definition reads, in lists and with searches. Blocks are named by id."""
+    """The order as its definition reads, in lists and with searches. Blocks are named by id.
+
+    The keys that are watched end with "kv".
+    """
 
     RATIOS = ((1, 1), (7, 5), (2, 1), (14, 5), (4, 1))
 
@@ -98,6 +96,7 @@ class ReferenceReuse:
         self.clock = self.allocations = self.j = 0
         self.ghosts = {}
         self.gu = self.gp = self.eu = self.ep = 0
+        self.apart, self.lost = set(), []
         self.going = []  # handed out in this call: gone, although their hash still stands
 
     def lists(self):
@@ -135,7 +134,7 @@ class ReferenceReuse:
         return any(block.block_id in ids for ids in self.lists())
 
     def append(self, block):
-        if block.block_hash is None:
+        if block.block_hash is None or block.block_hash in self.apart:
             self.free.append(block.block_id)
             return
         self.stamp[block.block_id] = self.clock
@@ -168,7 +167,10 @@ class ReferenceReuse:
             taken = kept.pop(0)
         self.allocations += 1
         block = self.pool.blocks[taken]
-        if kept is not None and not self.others(block) and block.block_hash.startswith(b"kv"):
+        last = block.block_hash is not None and not self.others(block)
+        if last:
+            self.lost.append(block.block_hash)
+        if kept is not None and last and block.block_hash.endswith(b"kv"):
             self.ghosts.pop(block.block_hash, None)
             self.ghosts[block.block_hash] = (self.proven[taken], self.allocations)
             if self.proven[taken]:
@@ -208,17 +210,20 @@ class Pair:
         self.pool = Pool(total)
         self.queue = self.pool.queue = queue_of(self.pool)
         self.reference = ReferenceReuse(self.pool)
-        self.queue.fill(self.pool.blocks)
+        self.queue.append_n(self.pool.blocks)
+        self.lost = []
+        self.queue.lost = self.lost.append
         for block in self.pool.blocks:
             self.reference.append(block)
         self.used: list[Block] = []
 
     def allocate(self, n, *, proven=False):
-        self.queue.fresh_is_proven = int(proven)
+        self.queue.fresh_is_proven = proven
         expected = [self.reference.popleft(fresh_is_proven=proven) for _ in range(n)]
         taken = self.pool.allocate(n)
         self.reference.going.clear()
         assert [b.block_id for b in taken] == expected
+        assert self.lost == self.reference.lost
         self.used += taken
         return taken
 
@@ -242,7 +247,15 @@ class Pair:
 
     def looked_up(self, missing):
         self.reference.looked_up(missing)
-        self.queue.looked_up(missing)
+        self.queue.looked_up([key.removesuffix(b"kv") for key in missing])
+
+    def put_apart(self, key):
+        self.queue.apart[key] = None
+        self.reference.apart.add(key)
+
+    def no_longer_apart(self, key):
+        del self.queue.apart[key]
+        self.reference.apart.remove(key)
 
     def evict(self, block):
         if block.block_hash is not None:
@@ -263,8 +276,8 @@ class Pair:
     def random_event(self, rng: random.Random, keys: Sequence[bytes]):
         free = self.queue.num_free_blocks
         match rng.choices(
-            ("allocate", "hash", "touch", "free", "look", "evict", "reset"),
-            (30, 30, 12, 26, 8, 1, 0.02),
+            ("allocate", "hash", "touch", "free", "look", "evict", "apart", "reset"),
+            (30, 30, 12, 26, 8, 1, 1, 0.02),
         )[0]:
             case "allocate" if free:
                 n = rng.randint(1, min(free, 3))
@@ -284,5 +297,11 @@ class Pair:
                 self.looked_up(rng.sample(keys, 4))
             case "evict":
                 self.evict(rng.choice(self.pool.blocks))
+            case "apart":
+                key = rng.choice(keys)
+                if key in self.queue.apart:
+                    self.no_longer_apart(key)
+                elif len(self.queue.apart) < 3:
+                    self.put_apart(key)
             case "reset" if not self.used:
                 self.reset()

@@ -115,6 +115,12 @@ void StateIndex::end_walk() {
   proposals_.clear();
 }
 
+std::optional<StateId> StateIndex::peek() {
+  if (walking_) throw std::logic_error("peek inside a walk: call end_walk first");
+  const Slot slot = lowest();
+  return slot == kNone ? std::nullopt : std::optional(nodes_[slot].id);
+}
+
 std::vector<StateId> StateIndex::evict(int64_t count) {
   if (count < 0) throw std::invalid_argument("cannot evict " + std::to_string(count) + " states");
   begin_walk();
@@ -155,10 +161,10 @@ void StateIndex::require_walk(const char* call) const {
   if (!walking_) throw std::logic_error(std::string(call) + " outside a walk: call begin_walk");
 }
 
-StateIndex::Slot StateIndex::propose() {
+StateIndex::Slot StateIndex::lowest() {
   while (!heap_.empty()) {
     Entry top = heap_.front();
-    Node& node = nodes_[top.slot];
+    const Node& node = nodes_[top.slot];
     if (node.pins > 0) {
       heap_erase(top.slot);
       continue;
@@ -171,12 +177,18 @@ StateIndex::Slot StateIndex::propose() {
       sift_down(0, top);
       continue;
     }
-    heap_erase(top.slot);
-    node.proposed = true;
-    proposals_.push_back(top.slot);
     return top.slot;
   }
   return kNone;
+}
+
+StateIndex::Slot StateIndex::propose() {
+  const Slot slot = lowest();
+  if (slot == kNone) return kNone;
+  heap_erase(slot);
+  nodes_[slot].proposed = true;
+  proposals_.push_back(slot);
+  return slot;
 }
 
 void StateIndex::confirm(Slot slot) {

@@ -2,9 +2,10 @@
 
 usage: python tests/bench/bench_vllm_queue.py MODEL   (a folder of a hybrid model; no weights used)
 
-Every order serves the same requests on vLLM's real cache manager, in rounds that take turns;
-printed is the median of the rounds (CPU time) and of their ratios to vLLM's own queue under the
-same connector.
+Every order serves the same requests on vLLM's real cache manager, in rounds that take turns, in CPU
+time. Printed are the median of the rounds, the median of their ratios to vLLM's own queue under the
+same connector, and the lowest and highest ratio. `stock` leaves vLLM's queue where it is, so its
+line shows what the noise is. "Noting states" is what the connector does with the states of a step.
 """
 
 import gc
@@ -12,74 +13,118 @@ import random
 import statistics
 import sys
 import time
+import types
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines" / "vllm"))
 
 from scheduled import Run, words
-from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
-BLOCKS, ROUNDS, REQUESTS = 20_000, 9, 40
-
-
-def new_run(model, order):
-    own = order == "vLLM"
-    run = Run(model, blocks=BLOCKS, plugin={"block_order": "stock" if own else order})
-    if own:
-        blocks = run.pool.free_block_queue.get_all_free_blocks()
-        for block in blocks:
-            block.prev_free_block = block.next_free_block = None
-        run.pool.free_block_queue = FreeKVCacheBlockQueue(blocks)
-        run.scheduler.kv_cache_manager.get_computed_blocks = type(
-            run.scheduler.kv_cache_manager
-        ).get_computed_blocks.__get__(run.scheduler.kv_cache_manager)
-    return run
+BLOCKS, BLOCK = 20_000, 16
+ROUNDS, WARM, TURNS, TURN = 9, 4, 4, 10  # a turn is so many requests
+ORDERS = ["vLLM", "stock", "reuse", "gds"]
 
 
-def requests(run, rng, shared):
-    names = [run.add(rng.choice(shared) + words(rng, 800)) for _ in range(REQUESTS)]
-    return [run.scheduler.requests[name] for name in names]
+class Fresh:
+    """Prompts of 3,800 tokens with 3,000 shared ones that are not reused: copies, evictions."""
+
+    def __init__(self):
+        self.rng = random.Random(0)
+        self.shared = [words(random.Random(1), 3000) for _ in range(20)]
+
+    def prompt(self):
+        return self.rng.choice(self.shared) + words(self.rng, 800)
 
 
-def one_round(run, asked):
-    """Look up, allocate and free every request; returns seconds."""
-    manager, connector = run.scheduler.kv_cache_manager, run.scheduler.connector
-    gc.collect()
-    gc.disable()
-    start = time.thread_time()
-    for request in asked:
+class Sessions:
+    """40 sessions, each prompt the last one and 160 tokens more: hits, touches, evictions."""
+
+    def __init__(self):
+        self.rng = random.Random(0)
+        self.open = [[] for _ in range(40)]
+
+    def prompt(self):
+        at = self.rng.randrange(len(self.open))
+        if len(self.open[at]) + 160 > 3800:
+            self.open[at] = []
+        self.open[at] = self.open[at] + words(self.rng, 160 if self.open[at] else 1600)
+        return self.open[at]
+
+
+class Served:
+    """One order at work, and what it took."""
+
+    def __init__(self, model, order):
+        plugin = {"block_order": "stock" if order == "vLLM" else order}
+        self.run = Run(model, blocks=BLOCKS, plugin=plugin)
+        self.seconds = self.noting = self.reused = 0
+
+    def serve(self, prompt):
+        """Look up, allocate as the scheduler does, and free."""
+        scheduler = self.run.scheduler
+        manager, clock = scheduler.kv_cache_manager, time.thread_time
+        request = scheduler.requests[self.run.add(prompt)]
+        start = clock()
         blocks, hit, _ = manager.get_computed_blocks(request)
-        manager.allocate_slots(request, request.num_tokens - hit, hit, new_computed_blocks=blocks)
+        end = (request.num_tokens - 1) // BLOCK * BLOCK  # a chunk ends where a state is kept
+        manager.allocate_slots(request, end - hit, hit, new_computed_blocks=blocks)
+        self.step(manager)
+        request.num_computed_tokens = end
+        manager.allocate_slots(request, request.num_tokens - end)
+        self.step(manager)
+        self.seconds += clock() - start
+        offers = manager.take_boundary_state_offloads()
+        start = clock()
+        scheduler.connector.planner.plan(types.SimpleNamespace(boundary_state_offloads=offers))
+        self.noting += clock() - start
+        start = clock()
         manager.free(request)
-        manager.take_boundary_state_offloads()
+        self.seconds += clock() - start
+        self.reused += hit
+        scheduler.connector.request_finished_all_groups(request, ())
+        del scheduler.requests[request.request_id]
+
+    def step(self, manager):
         for one in manager.coordinator.single_type_managers:
             one.new_step_starts()
-    taken = time.thread_time() - start
-    gc.enable()
-    for request in asked:
-        connector.request_finished_all_groups(request, ())
-        del run.scheduler.requests[request.request_id]
-    return taken
+
+    def result(self):
+        done = self.seconds, self.noting, self.reused
+        self.seconds = self.noting = self.reused = 0
+        return done
+
+
+def compare(model, workload):
+    served, asked = {order: Served(model, order) for order in ORDERS}, workload()
+    rounds = {order: [] for order in ORDERS}
+    for _ in range(WARM + ROUNDS):
+        gc.collect()
+        gc.disable()
+        for at in range(TURNS):
+            prompts = [asked.prompt() for _ in range(TURN)]
+            # Whoever comes first does not always come first.
+            for order in ORDERS[at:] + ORDERS[:at]:
+                for prompt in prompts:
+                    served[order].serve(prompt)
+        gc.enable()
+        for order in ORDERS:
+            rounds[order].append(served[order].result())
+    print(f"{workload.__name__}: {workload.__doc__}")
+    for order in ORDERS:
+        seconds, noting, reused = zip(*rounds[order][WARM:], strict=True)
+        own = [one[0] for one in rounds["vLLM"][WARM:]]
+        ratios = sorted(o / s for o, s in zip(own, seconds, strict=True))
+        each, noted = (statistics.median(s) / (TURNS * TURN) * 1e6 for s in (seconds, noting))
+        print(
+            f"{order:6} {each:8.1f} us a request, {statistics.median(ratios):.3f} of vLLM's"
+            f" throughput ({ratios[0]:.3f}-{ratios[-1]:.3f}), noting states {noted:.1f} us,"
+            f" {sum(reused) / (TURNS * TURN * ROUNDS):.0f} tokens reused"
+        )
 
 
 def main(model):
-    orders = ["vLLM", "stock", "reuse", "gds"]
-    runs = {order: new_run(model, order) for order in orders}
-    rng = {order: random.Random(0) for order in orders}
-    shared = [words(random.Random(1), 3000) for _ in range(20)]
-    seconds = {order: [] for order in orders}
-    for _ in range(ROUNDS):
-        for order, run in runs.items():
-            seconds[order].append(one_round(run, requests(run, rng[order], shared)))
-    ratios = {
-        order: statistics.median(
-            own / ours for own, ours in zip(seconds["vLLM"][2:], seconds[order][2:], strict=True)
-        )
-        for order in orders
-    }
-    for order in orders:
-        each = statistics.median(seconds[order][2:]) / REQUESTS * 1e6
-        print(f"{order:6} {each:8.1f} us a request   {ratios[order]:.3f} of vLLM's throughput")
+    for workload in (Fresh, Sessions):
+        compare(model, workload)
 
 
 if __name__ == "__main__":

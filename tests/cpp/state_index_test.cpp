@@ -57,6 +57,22 @@ TEST(StateIndexTest, EvictsTheCheapestToRebuildFirst) {
   EXPECT_EQ(index.size(), 0U);
 }
 
+TEST(StateIndexTest, PeekReturnsWhatEvictTakes) {
+  StateIndex index = by_distance();
+  EXPECT_FALSE(index.peek());
+  index.insert(A, 1000, std::nullopt, {});
+  index.insert(B, 500, std::nullopt, {});
+  EXPECT_EQ(index.peek(), B);
+  index.pin(B);
+  EXPECT_EQ(index.peek(), A);
+  index.unpin(B);
+  EXPECT_EQ(index.peek(), B);
+  EXPECT_EQ(index.size(), 2U);
+  index.check();
+  index.begin_walk();
+  EXPECT_THROW(index.peek(), std::logic_error);
+}
+
 TEST(StateIndexTest, InsertingAboveLowersAndEvictingAboveRaises) {
   StateIndex index = by_distance();
   index.insert(B, 30, std::nullopt, {});

@@ -3,14 +3,14 @@
 import random
 
 from block_pool import Pair
-from statecache_vllm.reuse_queue import ReuseQueue
+from statecache._blocks import ReuseQueue
 
 TOTAL = 24
-KEYS = [b"kv%d" % i for i in range(20)] + [b"state%d" % i for i in range(10)]
+KEYS = [b"%dkv" % i for i in range(20)] + [b"%dstate" % i for i in range(10)]
 
 
 def queue_of(pool):
-    return ReuseQueue(pool.copies, TOTAL, lambda key: key.startswith(b"kv"))
+    return ReuseQueue(pool.blocks, pool.cached, "block_hash", b"kv")
 
 
 def test_the_queue_equals_its_definition_over_200_000_events(share):

@@ -1,29 +1,39 @@
 """The block orders on traces small enough to follow by hand."""
 
+import gc
+import weakref
+
 import pytest
 
 from block_pool import Pool
-from statecache_vllm.block_queue import StockQueue
-from statecache_vllm.reuse_queue import ReuseQueue
+from statecache import StateIndex
+from statecache._blocks import GdsQueue, ReuseQueue, StockQueue
+
+
+def pool_of(total, queue_of, *more):
+    pool = Pool(total)
+    pool.queue = queue_of(pool.blocks, pool.cached, "block_hash", *more)
+    pool.queue.append_n(pool.blocks)
+    return pool
 
 
 def reuse(total):
-    pool = Pool(total)
-    pool.queue = ReuseQueue(pool.copies, total, lambda key: key.startswith(b"kv"))
-    pool.queue.fill(pool.blocks)
-    return pool
+    return pool_of(total, ReuseQueue, b"kv")
 
 
 def stock(total):
-    pool = Pool(total)
-    pool.queue = StockQueue(pool.copies, total)
-    pool.queue.fill(pool.blocks)
-    return pool
+    return pool_of(total, StockQueue)
 
 
-def cached(pool, *keys, proven=False):
+def gds(total):
+    """States in two groups; nobody has told of one."""
+    return pool_of(total, GdsQueue, StateIndex(), [b"a", b"b"])
+
+
+def cached(pool, *keys, proven=None):
     """Blocks that a request computed and let go, the last one first."""
-    pool.queue.fresh_is_proven = int(proven)
+    if proven is not None:
+        pool.queue.fresh_is_proven = proven
     blocks = pool.allocate(len(keys))
     for block, key in zip(blocks, keys, strict=True):
         pool.set_hash(block, key)
@@ -39,49 +49,49 @@ def test_blocks_without_a_hash_go_first_then_copies():
     """Blocks 0 and 1 hold the same key: the one freed first is the copy that goes."""
     pool = reuse(4)
     first, second = pool.allocate(2)
-    pool.set_hash(first, b"kv1")
-    pool.set_hash(second, b"kv1")
+    pool.set_hash(first, b"1kv")
+    pool.set_hash(second, b"1kv")
     pool.free([first])
     assert order(pool) == [2, 3, 0]
     pool.free([second])
     assert order(pool) == [2, 3, 0, 1]
     assert [b.block_id for b in pool.allocate(3)] == [2, 3, 0]
-    assert pool.any_block(b"kv1") is second
+    assert pool.any_block(b"1kv") is second
 
 
 def test_a_copy_goes_first_while_another_one_is_in_use():
     pool = reuse(3)
     first, second = pool.allocate(2)
-    pool.set_hash(first, b"kv1")
-    pool.set_hash(second, b"kv1")
+    pool.set_hash(first, b"1kv")
+    pool.set_hash(second, b"1kv")
     pool.free([second])
-    cached(pool, b"kv2")  # takes block 2, the only one without a hash
+    cached(pool, b"2kv")  # takes block 2, the only one without a hash
     assert order(pool) == [1, 2]
 
 
 def test_with_equal_ages_the_unproven_block_goes():
     pool = reuse(2)
-    cached(pool, b"kv1", proven=True)
-    cached(pool, b"kv2", proven=False)
-    assert pool.queue.popleft().block_hash == b"kv2"
+    cached(pool, b"1kv", proven=True)
+    cached(pool, b"2kv", proven=False)
+    assert pool.queue.popleft().block_hash == b"2kv"
 
 
 def test_an_older_proven_block_goes_before_a_younger_unproven_one():
     """Ages 2 and 1 at the ratio 1: 1*1 < 1*2, so the proven one."""
     pool = reuse(2)
-    cached(pool, b"kv1", proven=True)
+    cached(pool, b"1kv", proven=True)
     pool.queue.looked_up([])
-    cached(pool, b"kv2", proven=False)
-    assert pool.queue.popleft().block_hash == b"kv1"
+    cached(pool, b"2kv", proven=False)
+    assert pool.queue.popleft().block_hash == b"1kv"
 
 
 def test_the_ratio_rises_when_proven_blocks_are_missed_and_unproven_ones_are_not():
     """One of each is dropped, the proven one asked for: 1*1 > 0*1 at the 64th lookup."""
     pool = reuse(2)
-    cached(pool, b"kv1", proven=True)
-    cached(pool, b"kv2", proven=False)
+    cached(pool, b"1kv", proven=True)
+    cached(pool, b"2kv", proven=False)
     pool.allocate(2)
-    pool.queue.looked_up([b"kv1"])
+    pool.queue.looked_up([b"1"])
     assert pool.queue.ratio == 0
     for _ in range(63):
         pool.queue.looked_up([])
@@ -92,62 +102,62 @@ def test_the_ratio_rises_when_proven_blocks_are_missed_and_unproven_ones_are_not
 def test_what_was_dropped_as_many_allocations_ago_as_there_are_blocks_is_forgotten(further, ratio):
     """Of 2 blocks kv1 is dropped by the 4th allocation; after the 6th it is 2 allocations old."""
     pool = reuse(2)
-    cached(pool, b"kv1", b"kv2", proven=True)
+    cached(pool, b"1kv", b"2kv", proven=True)
     pool.free(pool.allocate(2))
     for _ in range(further):
         pool.free(pool.allocate(1))
     for _ in range(64):
-        pool.queue.looked_up([b"kv1"])
+        pool.queue.looked_up([b"1"])
     assert pool.queue.ratio == ratio
 
 
 def test_a_block_that_was_hit_is_proven():
     pool = reuse(2)
-    cached(pool, b"kv1")
-    cached(pool, b"kv2")
-    block = pool.any_block(b"kv1")
+    cached(pool, b"1kv")
+    cached(pool, b"2kv")
+    block = pool.any_block(b"1kv")
     pool.touch(block)
     pool.free([block])
-    assert pool.queue.popleft().block_hash == b"kv2"
+    assert pool.queue.popleft().block_hash == b"2kv"
 
 
-@pytest.mark.parametrize("make", [reuse, stock])
+@pytest.mark.parametrize("make", [reuse, stock, gds])
 def test_blocks_kept_elsewhere_go_before_other_cached_ones(make):
     pool = make(3)
-    pool.queue.apart[b"state1"] = None
-    cached(pool, b"kv1", b"state1", b"kv2")
-    assert pool.queue.popleft().block_hash == b"state1"
+    pool.queue.apart[b"1state"] = None
+    cached(pool, b"1kv", b"1state", b"2kv")
+    assert pool.queue.popleft().block_hash == b"1state"
 
 
-@pytest.mark.parametrize("make", [reuse, stock])
+@pytest.mark.parametrize("make", [reuse, stock, gds])
 def test_the_last_copy_of_a_key_is_told_when_it_goes(make):
     pool = make(3)
     gone = []
     pool.queue.lost = gone.append
     first, second, third = pool.allocate(3)
-    for block, key in ((first, b"kv1"), (second, b"kv1"), (third, b"kv2")):
+    for block, key in ((first, b"1kv"), (second, b"1kv"), (third, b"2kv")):
         pool.set_hash(block, key)
     pool.free([first, second, third])
     pool.allocate(1)
     assert gone == []
     pool.allocate(2)
-    assert gone == [b"kv1", b"kv2"]
+    assert gone == [b"1kv", b"2kv"]
 
 
-@pytest.mark.parametrize("make", [reuse, stock])
+@pytest.mark.parametrize("make", [reuse, stock, gds])
 def test_two_copies_that_go_together_are_told_once(make):
     pool = make(2)
     gone = []
     pool.queue.lost = gone.append
     blocks = pool.allocate(2)
     for block in blocks:
-        pool.set_hash(block, b"kv1")
+        pool.set_hash(block, b"1kv")
     pool.free(blocks)
     pool.allocate(2)
-    assert gone == [b"kv1"]
+    assert gone == [b"1kv"]
 
 
-@pytest.mark.parametrize("make", [reuse, stock])
+@pytest.mark.parametrize("make", [reuse, stock, gds])
 def test_no_more_blocks_than_there_are(make):
     pool = make(2)
     with pytest.raises(ValueError, match="3 blocks asked for, 2 are free"):
@@ -159,10 +169,10 @@ def test_no_more_blocks_than_there_are(make):
         pool.queue.remove(pool.blocks[0])
 
 
-@pytest.mark.parametrize("make", [reuse, stock])
+@pytest.mark.parametrize("make", [reuse, stock, gds])
 def test_after_a_reset_no_block_has_a_key(make):
     pool = make(3)
-    cached(pool, b"kv1", b"kv2")
+    cached(pool, b"1kv", b"2kv")
     pool.reset()
     gone = []
     pool.queue.lost = gone.append
@@ -172,16 +182,94 @@ def test_after_a_reset_no_block_has_a_key(make):
 
 def test_a_block_whose_hash_was_cleared_goes_first():
     pool = reuse(2)
-    cached(pool, b"kv1", b"kv2")
-    pool.evict(pool.any_block(b"kv1"))
+    cached(pool, b"1kv", b"2kv")
+    pool.evict(pool.any_block(b"1kv"))
     assert order(pool)[0] == 0
     assert len(pool.allocate(2)) == 2
 
 
 def test_stock_is_first_in_first_out_and_puts_blocks_without_a_hash_in_front():
     pool = stock(4)
-    cached(pool, b"kv1", b"kv2")
+    cached(pool, b"1kv", b"2kv")
     assert order(pool) == [2, 3, 1, 0]
     bare = pool.allocate(2)
     pool.free(bare)
     assert order(pool) == [2, 3, 1, 0]
+
+
+def test_errors_of_each_kind_change_nothing():
+    pool = stock(2)
+    taken, other = pool.allocate(1)[0], Pool(2).blocks[0]
+    for call, error, words in (
+        (lambda: pool.queue.append(pool.blocks[1]), RuntimeError, "block 1 is free already"),
+        (lambda: pool.queue.prepend_n([taken, taken]), RuntimeError, "block 0 is free already"),
+        (lambda: pool.queue.append(other), ValueError, "a block of another pool"),
+        (lambda: pool.queue.append(None), AttributeError, "block_id"),
+        (lambda: pool.queue.append_n(7), TypeError, "not iterable"),
+    ):
+        with pytest.raises(error, match=words):
+            call()
+        assert order(pool) == [1]
+        assert pool.queue.num_free_blocks == 1
+
+
+def test_a_key_that_is_no_bytes_is_refused():
+    pool = stock(1)
+    (block,) = pool.allocate(1)
+    block.block_hash = "1kv"
+    with pytest.raises(TypeError):
+        pool.queue.append(block)
+    assert pool.queue.num_free_blocks == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_blocks_are_handed_out_whatever_the_listener_does():
+    def listener(key):
+        raise OSError(key)
+
+    pool = stock(2)
+    cached(pool, b"1kv")
+    pool.queue.lost = listener
+    assert [b.block_id for b in pool.allocate(2)] == [1, 0]
+
+
+def test_blocks_behind_a_cursor():
+    pool = reuse(4)
+    cached(pool, b"1kv", b"2kv")
+    assert order(pool) == [2, 3, 1, 0]
+    for cursor, behind in ((None, [2, 3, 1, 0]), (2, [3, 1, 0]), (1, [0]), (0, [])):
+        block = None if cursor is None else pool.blocks[cursor]
+        assert [b.block_id for b in pool.queue.iter_blocks_after(block)] == behind
+    (used,) = pool.allocate(1)
+    assert list(pool.queue.iter_blocks_after(used)) == []
+
+
+def test_gds_tells_which_states_it_has_dropped():
+    """Depths 200 and 100: the second state is the cheaper one, and both its blocks go first."""
+    index = StateIndex()
+    pool = pool_of(5, GdsQueue, index, [b"a", b"b"])
+    blocks = pool.allocate(5)
+    for block, key in zip(blocks, (b"1a", b"1b", b"2a", b"2b", b"1kv"), strict=True):
+        pool.set_hash(block, key)
+    for state, name, depth in ((10, b"1", 200), (20, b"2", 100)):
+        index.insert(state, depth)
+        pool.queue.committed(state, name)
+    pool.free(blocks)
+    assert [b.block_id for b in pool.allocate(2)] == [2, 3]
+    assert pool.queue.take_gone() == [20]
+    pool.free([b for b in blocks if b.ref_cnt])
+    pool.reset()
+    assert pool.queue.take_gone() == [10]
+    assert len(index) == 0
+
+
+@pytest.mark.parametrize("make", [reuse, stock, gds])
+def test_a_pool_and_its_queue_are_collected_together(make):
+    """A block of vLLM knows its pool, and the pool its queue."""
+    pool = make(2)
+    pool.blocks[0].pool = pool
+    pool.queue.lost = pool.drop_hash
+    gone = weakref.ref(pool)
+    del pool
+    gc.collect()
+    assert gone() is None

@@ -86,6 +86,9 @@ class StateIndex {
   void evicted(StateId state);
   void end_walk();
 
+  // The state that evict() would take first. Not inside a walk.
+  std::optional<StateId> peek();
+
   // A whole walk that confirms each proposal: up to `count` states, in order; fewer when the rest
   // is pinned.
   std::vector<StateId> evict(int64_t count);
@@ -133,6 +136,7 @@ class StateIndex {
   void stamp(Node& node);
   double gain_of(const Node& node) const;
   void require_walk(const char* call) const;
+  Slot lowest();
   Slot propose();
   void confirm(Slot slot);
 

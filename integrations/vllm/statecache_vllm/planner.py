@@ -6,14 +6,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from statecache._blocks import BlockQueue, ReuseQueue, StockQueue
 from statecache.settings import Settings
 from statecache_vllm import seams
-from statecache_vllm.block_queue import BlockQueue, StockQueue
 from statecache_vllm.checkpoint_book import CheckpointBook
 from statecache_vllm.checkpoint_memory import pool_slots
 from statecache_vllm.chunks import end_chunks_at
 from statecache_vllm.gds_queue import GdsQueue
-from statecache_vllm.reuse_queue import ReuseQueue
 
 _log = logging.getLogger("statecache.vllm")
 
@@ -51,76 +50,81 @@ class Planner:
         self._block = max(sizes)
         self._hashes_a_block = self._block // pool.hash_block_size
         self._kv_endings = tuple(seams.key_of(b"", group) for group in self._attention)
-        self._group_of = {seams.key_of(b"", group): group for group in self._states}
         if self._slots:
             if len(sizes) > 1:
                 raise SystemExit(f"statecache: a checkpoint pool needs one block size, not {sizes}")
             self.book = CheckpointBook(self._settings, self._slots, self._block, self._told)
         self.queue = self._new_queue()
-        self._take_over()
-
-    def _new_queue(self) -> BlockQueue:
-        total = len(self._pool.blocks)
-        copies = seams.cached_copies(self._pool)
-        if self._settings.block_order == "reuse":
-            ending = self._kv_endings[0] if self._kv_endings else b""
-            return ReuseQueue(copies, total, lambda key: key.endswith(ending))
-        if self._settings.block_order == "gds":
-            groups = len(self._states)
-            return GdsQueue(copies, total, self._settings, self._block, groups, self._state_of)
-        return StockQueue(copies, total)
-
-    def _state_of(self, key: bytes) -> tuple[int, bytes] | None:
-        """Return the group and the block hash of a state's key, None for any other key."""
-        group = self._group_of.get(key[-4:])
-        return None if group is None else (group, key[:-4])
-
-    def _take_over(self) -> None:
-        pool, manager, queue = self._pool, self._manager, self.queue
-        queue.fill(pool.free_block_queue.get_all_free_blocks())
-        if self.book is not None:
-            queue.lost = self._lost
-        pool.free_block_queue = queue
-        pool.reset_prefix_cache = self._reset(pool.reset_prefix_cache)
-        pool.evict_blocks = self._evict_blocks(pool.evict_blocks)
-        manager.get_computed_blocks = self._lookup(manager.get_computed_blocks)
-        if isinstance(queue, ReuseQueue):
-            manager.allocate_slots = self._allocate(manager.allocate_slots, queue)
+        if self.queue is not None:
+            self._take_over(self.queue)
         _log.info(
             "statecache: block order %s over %d blocks of %d tokens; %d checkpoint slots."
             " The smallest prefix that can be reused is %d tokens",
             self._settings.block_order,
-            queue.num_free_blocks,
+            pool.get_num_free_blocks(),
             self._block,
             self._slots,
             self._block,
         )
 
+    def _new_queue(self) -> BlockQueue | None:
+        """Return the queue of the order, None where vLLM's own does all that is asked for."""
+        pool = self._pool
+        cached = seams.cached_blocks(pool)
+        if self._settings.block_order == "reuse":
+            ending = self._kv_endings[0] if self._kv_endings else b""
+            return ReuseQueue(pool.blocks, cached, seams.BLOCK_HASH, ending)
+        if self._settings.block_order == "gds":
+            endings = [seams.key_of(b"", group) for group in self._states]
+            return GdsQueue(
+                pool.blocks, cached, seams.BLOCK_HASH, self._settings, self._block, endings
+            )
+        if self.book is None:
+            return None
+        return StockQueue(pool.blocks, cached, seams.BLOCK_HASH)
+
+    def _take_over(self, queue: BlockQueue) -> None:
+        pool, manager = self._pool, self._manager
+        own = pool.free_block_queue
+        queue.append_n(own.popleft_n(own.num_free_blocks))
+        if self.book is not None:
+            queue.lost = self._lost
+        pool.free_block_queue = queue
+        pool.reset_prefix_cache = self._reset(pool.reset_prefix_cache, queue)
+        pool.evict_blocks = self._evict_blocks(pool.evict_blocks, queue)
+        learns = queue if isinstance(queue, ReuseQueue) else None
+        if learns is not None or self.book is not None:
+            manager.get_computed_blocks = self._lookup(manager.get_computed_blocks, learns)
+        if learns is not None:
+            manager.allocate_slots = self._allocate(manager.allocate_slots, learns)
+
     # What vLLM does to the pool.
 
-    def _reset(self, original: Callable[[], bool]) -> Callable[[], bool]:
+    def _reset(self, original: Callable[[], bool], queue: BlockQueue) -> Callable[[], bool]:
         """Around `BlockPool.reset_prefix_cache`, which never tells the connector (vLLM 0.32)."""
 
         def reset_prefix_cache() -> bool:
             done = original()
             if done:
                 self.forget()
-                self.queue.reset(seams.cached_copies(self._pool))
+                queue.reset(seams.cached_blocks(self._pool))
             return done
 
         return reset_prefix_cache
 
-    def _evict_blocks(self, original: Callable[[set[int]], None]) -> Callable[[set[int]], None]:
+    def _evict_blocks(
+        self, original: Callable[[set[int]], None], queue: BlockQueue
+    ) -> Callable[[set[int]], None]:
         """Around `BlockPool.evict_blocks`, which clears hashes of blocks that are queued."""
 
         def evict_blocks(block_ids: set[int]) -> None:
             blocks = [self._pool.blocks[index] for index in sorted(block_ids)]
             keys = [block.block_hash for block in blocks]
             original(block_ids)
-            copies = seams.cached_copies(self._pool)
+            cached = seams.cached_blocks(self._pool)
             for block, key in zip(blocks, keys, strict=True):
-                self.queue.unhashed(block)
-                if key is not None and copies(key) is None and self.book is not None:
+                queue.unhashed(block)
+                if self.book is not None and key is not None and key not in cached:
                     self._lost(key)
 
         return evict_blocks
@@ -130,12 +134,14 @@ class Planner:
             self.book.kv_gone(seams.plain_hash(key))
 
     def _told(self, block_hash: bytes, resident: bool) -> None:
+        assert self.queue is not None  # noqa: S101
+        apart = self.queue.apart
         for group in self._states:
             key = seams.key_of(block_hash, group)
             if resident:
-                self.queue.apart[key] = None
+                apart[key] = None
             else:
-                self.queue.apart.pop(key, None)
+                apart.pop(key, None)
 
     # Lookups and allocations.
 
@@ -147,10 +153,10 @@ class Planner:
             return list(hashes[:count])
         return [hashes[at] for at in range(step - 1, count * step, step)]
 
-    def _lookup(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _lookup(
+        self, original: Callable[[Any], Any], learns: ReuseQueue | None
+    ) -> Callable[[Any], Any]:
         """Around `KVCacheManager.get_computed_blocks`; vLLM repeats it until admission."""
-        queue = self.queue
-        learns = queue if isinstance(queue, ReuseQueue) else None
 
         def get_computed_blocks(request: Any) -> Any:
             found = original(request)
@@ -181,12 +187,10 @@ class Planner:
         name, (_, hit, boundary) = request.request_id, found
         if name not in self._looked_up:
             self._looked_up.add(name)
-            resident = max(hit, boundary) // self._block
-            missing = []
+            missing: Sequence[bytes] = ()
             if queue.watches:
-                ending = self._kv_endings[0]
-                path = self._path(request, request.num_tokens)
-                missing = [block_hash + ending for block_hash in path[resident:]]
+                resident, step = max(hit, boundary) // self._block, self._hashes_a_block
+                missing = request.block_hashes[(resident + 1) * step - 1 :: step]
             queue.looked_up(missing)
         if hit and 4 * (hit // self._block) >= 3 * (request.num_tokens // self._block):
             self._proven.add(name)
@@ -241,18 +245,17 @@ class Planner:
 
     def _allocate(self, original: Callable[..., Any], queue: ReuseQueue) -> Callable[..., Any]:
         """Around `KVCacheManager.allocate_slots`: whose blocks are proven."""
-        proven_requests, proven, kv = self._proven, queue.proven, set(self._attention)
+        proven_requests, kv = self._proven, set(self._attention)
 
         def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
             queue.fresh_is_proven = request.request_id in proven_requests
             blocks = original(request, *args, **kwargs)
-            queue.fresh_is_proven = 0
+            queue.fresh_is_proven = False
             hits = kwargs.get("new_computed_blocks")
             if blocks is not None and hits is not None:
                 for group, found in enumerate(hits.blocks):
                     # Of a state only the last block is one; blocks that were free are marked.
-                    for block in found if group in kv else found[-1:]:
-                        proven[block.block_id] = 1
+                    queue.mark_proven(found if group in kv else found[-1:])
             return blocks
 
         return allocate_slots
@@ -308,7 +311,7 @@ class Planner:
                 continue  # the end of a prompt inside a block, which the blocks keep
             path = self._path(request, tokens)
             if isinstance(self.queue, GdsQueue):
-                self.queue.committed(path)
+                self.queue.set_at(path)
             made = None if self.book is None else self.book.store(path)
             if made is not None:
                 stores.append((*made, tuple(blocks[group] for group in self._states)))

@@ -70,7 +70,7 @@ SEAMS: tuple[Seam, ...] = (
             "iter_blocks_after": "cursor",
         },
     ),
-    *(Seam(HASHES, f"KVCacheBlock.{name}") for name in ("prev_free_block", "next_free_block")),
+    *(Seam(HASHES, f"KVCacheBlock.{name}") for name in ("block_id", "_block_hash")),
     *methods(MANAGER, "KVCacheManager", {"get_computed_blocks": "request", "free": "request"}),
     Seam(MANAGER, "KVCacheManager.allocate_slots"),
     *methods(

@@ -15,9 +15,10 @@ from typing import Any
 from statecache_vllm import names as at
 
 __all__ = [
+    "BLOCK_HASH",
     "SeamError",
     "SplitPatch",
-    "cached_copies",
+    "cached_blocks",
     "connect",
     "connector_bases",
     "engine_version",
@@ -170,10 +171,13 @@ def transfer_group() -> Any:
 # Blocks and keys.
 
 
-def cached_copies(pool: Any) -> Callable[[Any], Any]:
-    """Return a function from a key to the block cached under it, or a dict of several, or None."""
-    get: Callable[[Any], Any] = pool.cached_block_hash_to_block._cache.get  # noqa: SLF001
-    return get
+BLOCK_HASH = "_block_hash"  # where a block holds its key
+
+
+def cached_blocks(pool: Any) -> dict[bytes, Any]:
+    """Return what is cached in a pool: under each key a block, or a dict of several by number."""
+    cached: dict[bytes, Any] = pool.cached_block_hash_to_block._cache  # noqa: SLF001
+    return cached
 
 
 def key_of(block_hash: bytes, group: int) -> bytes:

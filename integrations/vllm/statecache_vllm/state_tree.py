@@ -44,6 +44,11 @@ class StateTree:
         self._at: dict[Hash, int] = {}
         self._through: dict[Hash, dict[int, None]] = {}  # states whose segment holds a hash
 
+    @property
+    def index(self) -> StateIndex:
+        """The index. Who evicts from it without this tree calls `dropped`; not after `clear`."""
+        return self._index
+
     def find(self, block_hash: Hash) -> int | None:
         """Return the state that ends with this block, if there is one."""
         return self._at.get(block_hash)
@@ -109,13 +114,13 @@ class StateTree:
         gone = self._index.evict(1)
         if not gone:
             return None
-        self._unhang(gone[0])
+        self.dropped(gone[0])
         return gone[0]
 
     def erase(self, state: int) -> None:
         """Drop `state`, pinned or not."""
         self._index.erase(state)
-        self._unhang(state)
+        self.dropped(state)
 
     def depending_on(self, block_hash: Hash) -> list[int]:
         """Return the states that are worth nothing without this block, deepest branches last."""
@@ -124,7 +129,8 @@ class StateTree:
             found.extend(self._states[state].children)
         return found
 
-    def _unhang(self, state: int) -> None:
+    def dropped(self, state: int) -> None:
+        """The index knows `state` no longer: its children hang below its parent."""
         record = self._states.pop(state)
         del self._at[record.segment[-1]]
         for block_hash in record.segment:

@@ -1,0 +1,131 @@
+#ifndef STATECACHE_REUSE_QUEUE_H_
+#define STATECACHE_REUSE_QUEUE_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "statecache/block_queue.h"
+#include "statecache/slot_map.h"
+
+namespace statecache {
+
+// What was dropped during the last n times a block was handed out, to notice what is asked for
+// again. Two tables, for the last n times and the n before, so that nothing is ever taken out.
+// Keys are told apart by their place and 32 bits of their hash: should two ever clash, one use is
+// counted wrongly.
+class Ghosts {
+ public:
+  explicit Ghosts(size_t n);
+
+  bool empty() const { return newest_ == 0; }
+  void clear();
+  // `now` counts the times a block was handed out; it never repeats.
+  void put(std::string_view key, bool proven, uint64_t now);
+  // Of each key, what was dropped less than n times ago; it is forgotten. Counts them, unproven and
+  // proven.
+  std::array<uint64_t, 2> take(std::span<const std::string_view> keys, uint64_t now);
+
+ private:
+  struct Entry {  // small, since each call meets another one
+    uint32_t tag = 0;
+    uint32_t dropped = 0;  // twice the time since the table began, and 1 if proven; 0: nothing
+  };
+  struct Table {
+    Entry& find(uint64_t hash);
+    void prefetch(uint64_t hash) const {
+      __builtin_prefetch(&entries[hash & (entries.size() - 1)], 1);
+    }
+    uint64_t began = 0;          // a time at which it was empty
+    std::vector<Entry> entries;  // a power of two, at most three quarters full
+  };
+
+  struct Dropped {
+    uint64_t hash, now;
+    bool proven;
+  };
+  void write(const Dropped& one);
+
+  uint64_t n_;
+  uint64_t newest_ = 0;  // when something was dropped last; 0: never
+  Table current_, before_;
+  std::vector<Dropped> unwritten_;  // until the place of each has been fetched
+  std::vector<uint64_t> hashes_;    // of the keys of one call
+};
+
+// Blocks that hold nothing first, then copies, then what was never reused before what was.
+//
+// A second block with the same key can serve nothing that the first one does not. Of the rest,
+// blocks of requests that resumed from at least 3/4 of their prompt ("proven") are likelier to be
+// used again than fresh ones. Both kinds have a list of their own, by time of release, and the
+// ratio of ages at which they are exchanged is learnt from what is asked for after it was dropped.
+// All in integers; every call is O(1) a block.
+class ReuseQueue final : public BlockQueue {
+ public:
+  // Of keys that end with `ending` it is watched whether they are asked for again.
+  ReuseQueue(size_t blocks, BlockCache& cache, std::string ending);
+
+  // Whether blocks handed out from now on are proven from the start.
+  void set_fresh_is_proven(bool proven) { fresh_is_proven_ = proven; }
+  bool fresh_is_proven() const { return fresh_is_proven_; }
+
+  // A request was looked up for the first time. `missing` are the keys, without their ending, that
+  // it could have used and that are not in the cache.
+  void looked_up(std::span<const std::string_view> missing);
+  // Whether anything was dropped that a lookup could ask for.
+  bool watches() const { return !ghosts_.empty(); }
+
+  // A request resumes from this block.
+  void mark_proven(Block block);
+
+  // How much older, in steps, a proven block must be to go before an unproven one.
+  int ratio() const { return ratio_; }
+
+ private:
+  static constexpr List kCopies = 1, kProven = 2, kUnproven = 3;
+
+  // A key with several blocks: how many are in kCopies or kFree, and the one that is in kProven or
+  // kUnproven. The only block of a key has no family; once there is another one, it is the first.
+  // Found by 64 bits of the hash of the key: should two ever clash, a copy is taken for another.
+  struct Family {
+    int64_t id = 0;
+    uint32_t copies = 0;
+    Block main = kNoBlock;
+  };
+  // In the node of a block: whether it is proven (`marked`), the clock when it was freed (`time`),
+  // and, while it is free, its family (`note`).
+  using Number = uint32_t;
+  static constexpr Number kNoFamily = SlotMap::kNone;
+
+  void place(Block block, const CachedBlock& seen) override;
+  Block next() override;
+  void handed_out(Block block, List from, const CachedBlock& seen, bool last) override;
+  void hit(Block block) override;
+  void emptied(Block block) override;
+  void forget() override;
+
+  List place_of_copy(Block block, const CachedBlock& seen, List list);
+  Number find_family(std::string_view key);
+  void leave_family(Block block);
+  void learn();
+
+  std::string ending_;
+  std::vector<Family> families_;
+  std::vector<Number> unused_;  // families that nobody belongs to
+  SlotMap number_of_;
+  Ghosts ghosts_;
+  uint64_t clock_ = 0;  // requests looked up
+  uint64_t handed_out_ = 0;
+  bool fresh_is_proven_ = false;
+  int ratio_ = 0;
+  // Unproven, proven: dropped and asked for again; dropped.
+  std::array<uint64_t, 2> used_{}, dropped_{};
+};
+
+}  // namespace statecache
+
+#endif  // STATECACHE_REUSE_QUEUE_H_

@@ -1,0 +1,149 @@
+#include "statecache/block_queue.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace statecache {
+
+namespace {
+
+std::string named(Block block) { return "block " + std::to_string(block); }
+
+}  // namespace
+
+BlockLists::BlockLists(size_t blocks, List lists) : blocks_(blocks) {
+  if (blocks + lists >= kNoBlock) throw std::length_error("too many blocks for one queue");
+  nodes_.resize(blocks + lists);
+  for (List list = 0; list < lists; ++list) {
+    Node& end = nodes_[end_of(list)];
+    end.next = end.prev = end_of(list);
+  }
+}
+
+void BlockLists::erase(Block block) {
+  Node& node = nodes_[block];
+  nodes_[node.prev].next = node.next;
+  nodes_[node.next].prev = node.prev;
+  node.list = kNone;
+}
+
+void BlockLists::insert(Block before, List list, Block block) {
+  Node& node = nodes_[block];
+  node.next = before;
+  node.prev = nodes_[before].prev;
+  node.list = list;
+  nodes_[node.prev].next = nodes_[before].prev = block;
+}
+
+void BlockQueue::require_block(Block block) const {
+  if (block >= blocks()) throw std::out_of_range("there is no " + named(block));
+}
+
+void BlockQueue::require_free(Block block) const {
+  if (!is_free(block)) throw std::logic_error(named(block) + " is not in the free queue");
+}
+
+bool BlockQueue::is_free(Block block) const {
+  require_block(block);
+  return lists_.list_of(block) != BlockLists::kNone;
+}
+
+std::vector<Block> BlockQueue::in_order(Block cursor) const {
+  if (cursor != kNoBlock) require_free(cursor);
+  std::vector<Block> all;
+  all.reserve(free_);
+  for (List list = cursor == kNoBlock ? List{0} : lists_.list_of(cursor); list < lists_.lists();
+       ++list) {
+    Block block = cursor == kNoBlock ? lists_.front(list) : lists_.after(cursor);
+    for (; block != kNoBlock; block = lists_.after(block)) all.push_back(block);
+    cursor = kNoBlock;
+  }
+  return all;
+}
+
+void BlockQueue::take(std::span<Block> out, std::vector<Block>& lost) {
+  if (out.size() > free_) {
+    throw std::invalid_argument(std::to_string(out.size()) + " blocks asked for, " +
+                                std::to_string(free_) + " are free");
+  }
+  // Which blocks go does not depend on what the cache says of them.
+  from_.clear();
+  for (Block& block : out) {
+    block = next();
+    from_.push_back(lists_.list_of(block));
+    lists_.erase(block);
+  }
+  seen_.assign(out.size(), {});
+  try {
+    cache_.look_up(out, seen_, false);
+  } catch (...) {
+    for (size_t at = out.size(); at-- > 0;) lists_.push_front(kFree, out[at]);
+    throw;
+  }
+  free_ -= out.size();
+  going_.clear();
+  for (size_t at = 0; at < out.size(); ++at) {
+    const bool last = is_last(seen_[at]);
+    handed_out(out[at], from_[at], seen_[at], last);
+    if (last) lost.push_back(out[at]);
+  }
+}
+
+bool BlockQueue::is_last(const CachedBlock& seen) {
+  if (seen.copies < 2) return seen.copies == 1;
+  return ++going_[seen.key] == seen.copies;
+}
+
+void BlockQueue::append(std::span<const Block> blocks) {
+  require_new(blocks);
+  seen_.assign(blocks.size(), {});
+  cache_.look_up(blocks, seen_, true);
+  for (size_t at = 0; at < blocks.size(); ++at) place(blocks[at], seen_[at]);
+  free_ += blocks.size();
+}
+
+void BlockQueue::prepend(std::span<const Block> blocks) {
+  require_new(blocks);
+  for (size_t at = blocks.size(); at-- > 0;) lists_.push_front(kFree, blocks[at]);
+  free_ += blocks.size();
+}
+
+void BlockQueue::require_new(std::span<const Block> blocks) {
+  // Each is put into a list on trial, so that a block named twice is noticed.
+  size_t good = 0;
+  for (; good < blocks.size(); ++good) {
+    const Block block = blocks[good];
+    if (block >= lists_.blocks() || lists_.list_of(block) != BlockLists::kNone) break;
+    lists_.push_back(kFree, block);
+  }
+  for (size_t at = good; at-- > 0;) lists_.erase(blocks[at]);
+  if (good == blocks.size()) return;
+  require_block(blocks[good]);
+  throw std::logic_error(named(blocks[good]) + " is free already");
+}
+
+void BlockQueue::remove(Block block) {
+  require_free(block);
+  hit(block);
+  lists_.erase(block);
+  --free_;
+}
+
+void BlockQueue::unhashed(Block block) {
+  if (is_free(block)) emptied(block);
+}
+
+void BlockQueue::reset() {
+  forget();
+  for (const Block block : in_order()) lists_.move_to(kFree, block);
+}
+
+void StockQueue::place(Block block, const CachedBlock& seen) {
+  if (seen.apart) {
+    lists_.push_front(kFree, block);
+  } else {
+    lists_.push_back(kFree, block);
+  }
+}
+
+}  // namespace statecache

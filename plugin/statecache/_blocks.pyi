@@ -1,0 +1,104 @@
+"""The native queues of free blocks. Contracts: cpp/include/statecache/block_queue.h and its kin.
+
+A block is any object with an integer `block_id`, its place in the list `blocks` of its pool, and
+an attribute, named `hash_name`, that is None or the key of what it holds. `cached` is the pool's
+own dict of what is cached: under each key a block, or a dict of several by number. A block that is
+not the pool's raises `ValueError`, as do more blocks asked for than are free; a block that is free
+and should not be, or the other way around, `RuntimeError`. A call that raises changes nothing.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from statecache._index import StateIndex
+
+class BlockQueue:
+    """Free blocks in the order in which they are handed out: at first none. Single-threaded.
+
+    Blocks without a key go first, and those whose key is in `apart`. `lost` is told each key whose
+    last copy has been handed out; what it raises is reported, not raised.
+    """
+
+    lost: Callable[[bytes], object] | None
+    @property
+    def apart(self) -> dict[bytes, Any]: ...
+    @property
+    def num_free_blocks(self) -> int: ...
+    def popleft_n(self, n: int) -> list[Any]:
+        """Hand out `n` blocks. Their keys may be in the cache until the next call."""
+
+    def popleft(self) -> Any:
+        """Hand out one block."""
+
+    def append_n(self, blocks: Iterable[Any]) -> None:
+        """Take blocks back, in the order in which they should go."""
+
+    def append(self, block: Any) -> None:
+        """Take one block back."""
+
+    def prepend_n(self, blocks: Iterable[Any]) -> None:
+        """Take back blocks without a key: they go first, the first one before the others."""
+
+    def remove(self, block: Any) -> None:
+        """A free block was hit and is in use again."""
+
+    def unhashed(self, block: Any) -> None:
+        """The key of a block was cleared. The block may be in use."""
+
+    def reset(self, cached: dict[bytes, Any]) -> None:
+        """All keys were cleared; what is cached from now on is in another dict."""
+
+    def get_all_free_blocks(self) -> list[Any]:
+        """Return every free block, roughly in the order in which they would go."""
+
+    def iter_blocks_after(self, cursor: Any | None) -> Iterator[Any]:
+        """As `get_all_free_blocks`, from behind `cursor` on; nothing if that is in use."""
+
+class StockQueue(BlockQueue):
+    """First in, first out."""
+
+    def __init__(self, blocks: list[Any], cached: dict[bytes, Any], hash_name: str) -> None: ...
+
+class ReuseQueue(BlockQueue):
+    """Copies first, then what was never reused before what was; how much before is learnt.
+
+    Of keys that end with `ending` it is watched whether they are asked for again.
+    """
+
+    fresh_is_proven: bool
+    def __init__(
+        self, blocks: list[Any], cached: dict[bytes, Any], hash_name: str, ending: bytes
+    ) -> None: ...
+    @property
+    def ratio(self) -> int:
+        """How many steps older a proven block must be to go before an unproven one."""
+
+    @property
+    def watches(self) -> bool:
+        """Whether anything was dropped that a lookup could ask for."""
+
+    def looked_up(self, missing: Iterable[bytes]) -> None:
+        """A request was looked up for the first time: these keys, less `ending`, are not cached."""
+
+    def mark_proven(self, blocks: Iterable[Any]) -> None:
+        """A request resumes from these blocks."""
+
+class GdsQueue(BlockQueue):
+    """The cheapest state of `index` or the oldest other block, whichever was used longer ago.
+
+    A state is a block in each group: its name followed by one of `endings` is their key.
+    """
+
+    def __init__(
+        self,
+        blocks: list[Any],
+        cached: dict[bytes, Any],
+        hash_name: str,
+        index: StateIndex,
+        endings: list[bytes],
+    ) -> None: ...
+    def committed(self, state: int, name: bytes) -> None:
+        """`state`, which is in the index, is what blocks with this name hold, in use now."""
+
+    def take_gone(self) -> list[int]:
+        """Return the states that this queue has dropped from the index since the last call."""

@@ -1,0 +1,450 @@
+#include "statecache/block_queue.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "statecache/gds_queue.h"
+#include "statecache/reuse_queue.h"
+
+namespace statecache {
+namespace {
+
+using Blocks = std::vector<Block>;
+
+// A pool's cache: keys by block, and the blocks of a key in the order in which they were cached.
+class Cache final : public BlockCache {
+ public:
+  explicit Cache(size_t blocks) : keys_(blocks) {}
+
+  void look_up(std::span<const Block> blocks, std::span<CachedBlock> seen, bool first) override {
+    for (size_t at = 0; at < blocks.size(); ++at) {
+      if (looks_left-- == 0) throw std::runtime_error("the cache does not answer");
+      const std::string& key = keys_[blocks[at]];
+      if (key.empty()) continue;
+      const Blocks& copies = copies_.at(key);
+      seen[at] = {.key = key,
+                  .apart = std::ranges::count(apart, key) > 0,
+                  .copies = static_cast<uint32_t>(copies.size()),
+                  .first = first ? copies.front() : kNoBlock};
+    }
+  }
+  const std::string& key(Block block) const { return keys_[block]; }
+  void set(Block block, const std::string& key) {
+    clear(block);
+    keys_[block] = key;
+    copies_[key].push_back(block);
+  }
+  void clear(Block block) {
+    if (keys_[block].empty()) return;
+    std::erase(copies_[keys_[block]], block);
+    keys_[block].clear();
+  }
+
+  std::vector<std::string> apart;
+  int looks_left = -1;
+
+ private:
+  std::vector<std::string> keys_;
+  std::map<std::string, Blocks> copies_;
+};
+
+// A queue with all blocks of its pool in it.
+template <typename Queue>
+struct Pool {
+  template <typename... More>
+  explicit Pool(size_t blocks, More&&... more)
+      : cache(blocks), queue(blocks, cache, std::forward<More>(more)...) {
+    for (Block block = 0; block < blocks; ++block) append({block});
+  }
+  void append(const Blocks& blocks) { queue.append(blocks); }
+  Blocks take(size_t n) {
+    Blocks taken(n);
+    lost.clear();
+    queue.take(taken, lost);
+    for (const Block block : taken) cache.clear(block);
+    return taken;
+  }
+  // A request computes a block for each key and is done, its last block first.
+  Blocks cached(const std::vector<std::string>& keys) {
+    Blocks blocks = take(keys.size());
+    for (size_t at = 0; at < keys.size(); ++at) cache.set(blocks[at], keys[at]);
+    append({blocks.rbegin(), blocks.rend()});
+    return blocks;
+  }
+
+  Cache cache;
+  Queue queue;
+  Blocks lost;
+};
+
+TEST(StockQueueTest, FirstInFirstOutButBlocksThatHoldNothingGoFirst) {
+  Pool<StockQueue> pool(4);
+  pool.cached({"1kv", "2kv"});
+  EXPECT_EQ(pool.queue.in_order(), (Blocks{2, 3, 1, 0}));
+  EXPECT_EQ(pool.queue.in_order(3), (Blocks{1, 0}));
+  const Blocks bare = pool.take(2);
+  pool.queue.prepend(bare);
+  EXPECT_EQ(pool.queue.in_order(), (Blocks{2, 3, 1, 0}));
+}
+
+TEST(StockQueueTest, BlocksKeptApartGoFirst) {
+  Pool<StockQueue> pool(2);
+  pool.cache.apart = {"2kv"};
+  pool.cached({"2kv", "1kv"});
+  EXPECT_EQ(pool.take(1), Blocks{0});
+}
+
+TEST(BlockQueueTest, TheLastCopyIsLostOnce) {
+  Pool<StockQueue> pool(3);
+  pool.cached({"1kv", "1kv", "2kv"});
+  EXPECT_EQ(pool.take(2), (Blocks{2, 1}));
+  EXPECT_EQ(pool.lost, Blocks{2});
+  pool.take(1);
+  EXPECT_EQ(pool.lost, Blocks{0});
+
+  pool.append({0, 1, 2});
+  pool.cached({"1kv", "1kv", "1kv"});
+  EXPECT_EQ(pool.take(3), (Blocks{2, 1, 0}));
+  EXPECT_EQ(pool.lost, Blocks{0});
+}
+
+TEST(BlockQueueTest, ErrorsChangeNothing) {
+  Pool<ReuseQueue> pool(4, "kv");
+  pool.cached({"1kv"});
+  const Blocks taken = pool.take(2);
+  EXPECT_EQ(taken, (Blocks{1, 2}));
+  const auto unchanged = [&pool] { EXPECT_EQ(pool.queue.in_order(), (Blocks{3, 0})); };
+  EXPECT_THROW(pool.take(3), std::invalid_argument);
+  unchanged();
+  EXPECT_THROW(pool.append({1, 4}), std::out_of_range);
+  EXPECT_THROW(pool.append({1, 3}), std::logic_error);
+  EXPECT_THROW(pool.append({1, 2, 1}), std::logic_error);
+  EXPECT_THROW(pool.queue.prepend(Blocks{1, 4}), std::out_of_range);
+  EXPECT_THROW(pool.queue.prepend(Blocks{1, 0}), std::logic_error);
+  EXPECT_THROW(pool.queue.remove(1), std::logic_error);
+  EXPECT_THROW(pool.queue.remove(4), std::out_of_range);
+  EXPECT_THROW(pool.queue.in_order(1), std::logic_error);
+  unchanged();
+  pool.cache.looks_left = 1;
+  EXPECT_THROW(pool.append({1, 2}), std::runtime_error);
+  unchanged();
+  EXPECT_EQ(pool.queue.free_blocks(), 2U);
+}
+
+TEST(BlockQueueTest, BlocksAreFreeAgainWhenTheCacheFailsHalfway) {
+  Pool<ReuseQueue> pool(3, "kv");
+  pool.cached({"1kv", "2kv", "3kv"});
+  pool.cache.looks_left = 2;
+  EXPECT_THROW(pool.take(3), std::runtime_error);
+  EXPECT_EQ(pool.queue.free_blocks(), 3U);
+  EXPECT_EQ(pool.take(3), (Blocks{2, 1, 0}));
+}
+
+TEST(ReuseQueueTest, BlocksThatHoldNothingGoFirstThenCopies) {
+  Pool<ReuseQueue> pool(4, "kv");
+  pool.take(2);
+  pool.cache.set(0, "1kv");
+  pool.cache.set(1, "1kv");
+  pool.append({0});
+  EXPECT_EQ(pool.queue.in_order(), (Blocks{2, 3, 0}));  // a copy: the other one is in use
+  pool.append({1});
+  EXPECT_EQ(pool.queue.in_order(), (Blocks{2, 3, 0, 1}));
+  pool.cached({"2kv", "3kv"});
+  EXPECT_EQ(pool.take(1), Blocks{0});
+}
+
+TEST(ReuseQueueTest, TheBlockFreedLastStaysAndTheOthersBecomeCopies) {
+  Pool<ReuseQueue> pool(3, "kv");
+  pool.take(3);
+  for (const Block block : {0U, 1U, 2U}) pool.cache.set(block, "1kv");
+  pool.append({2, 0, 1});
+  EXPECT_EQ(pool.queue.in_order(), (Blocks{2, 0, 1}));
+  pool.queue.remove(0);
+  pool.queue.remove(1);
+  pool.append({1});  // block 0 is in use
+  EXPECT_EQ(pool.queue.in_order(), (Blocks{2, 1}));
+  pool.append({0});
+  EXPECT_EQ(pool.queue.in_order(), (Blocks{2, 1, 0}));
+  EXPECT_EQ(pool.take(2), (Blocks{2, 1}));
+}
+
+TEST(ReuseQueueTest, ACopyThatWasKeptApartIsNoCopyInUse) {
+  Pool<ReuseQueue> pool(4, "kv");
+  pool.cache.apart = {"1state"};
+  pool.take(3);
+  pool.cache.set(0, "1state");
+  pool.append({0});
+  pool.cache.apart.clear();
+  pool.cache.set(1, "1state");
+  pool.cache.set(2, "2kv");
+  pool.append({2, 1});
+  EXPECT_EQ(pool.queue.in_order(), (Blocks{3, 0, 2, 1}));  // 1 is no copy: it goes after 2
+}
+
+TEST(ReuseQueueTest, TheOlderKindGoes) {
+  Pool<ReuseQueue> pool(2, "kv");
+  pool.queue.set_fresh_is_proven(true);
+  pool.cached({"1kv"});
+  pool.queue.set_fresh_is_proven(false);
+  pool.cached({"2kv"});
+  EXPECT_EQ(pool.queue.in_order(), (Blocks{0, 1}));
+  EXPECT_EQ(pool.take(1), Blocks{1});  // of the same age: the unproven one
+  pool.queue.looked_up({});
+  pool.cache.set(1, "3kv");
+  pool.append({1});
+  EXPECT_EQ(pool.take(1), Blocks{0});  // ages 2 and 1
+}
+
+TEST(ReuseQueueTest, TheRatioFollowsWhatIsMissed) {
+  Pool<ReuseQueue> pool(2, "kv");
+  pool.queue.set_fresh_is_proven(true);
+  pool.cached({"1kv"});
+  pool.queue.set_fresh_is_proven(false);
+  pool.cached({"2kv"});
+  EXPECT_FALSE(pool.queue.watches());
+  pool.take(2);
+  EXPECT_TRUE(pool.queue.watches());
+  const std::vector<std::string_view> missing{"1"};
+  pool.queue.looked_up(missing);
+  for (int i = 0; i < 62; ++i) pool.queue.looked_up({});
+  EXPECT_EQ(pool.queue.ratio(), 0);
+  pool.queue.looked_up({});
+  EXPECT_EQ(pool.queue.ratio(), 1);
+}
+
+TEST(GhostsTest, KnowWhatWasDroppedLessThanNTimesAgoOnce) {
+  using Counts = std::array<uint64_t, 2>;
+  Ghosts ghosts(2);
+  const auto take = [&ghosts](std::string_view key, uint64_t now) {
+    return ghosts.take({&key, 1}, now);
+  };
+  EXPECT_TRUE(ghosts.empty());
+  ghosts.put("a", true, 1);
+  ghosts.put("b", false, 2);
+  ghosts.put("b", true, 3);
+  EXPECT_EQ(take("a", 3), (Counts{0, 0}));
+  EXPECT_EQ(take("b", 4), (Counts{0, 1}));
+  EXPECT_EQ(take("b", 4), (Counts{0, 0}));
+  ghosts.put("b", false, 5);
+  ghosts.put("c", false, 6);
+  EXPECT_EQ(take("b", 6), (Counts{1, 0}));
+  EXPECT_EQ(take("c", 8), (Counts{0, 0}));
+  ghosts.put("d", true, 7);
+  ghosts.clear();
+  EXPECT_TRUE(ghosts.empty());
+  EXPECT_EQ(take("d", 7), (Counts{0, 0}));
+}
+
+const std::vector<std::string> kEndings{"a", "b"};  // two groups of states
+
+struct GdsPool {
+  explicit GdsPool(size_t blocks) : pool(blocks, index, kEndings) {}
+  void committed(StateId state, const std::string& name, int64_t depth) {
+    index.insert(state, depth, std::nullopt, {});
+    pool.queue.committed(state, name);
+  }
+  StateIndex index = StateIndex(Policy::kGds, CostModel(1, 0));
+  Pool<GdsQueue> pool;
+};
+
+TEST(GdsQueueTest, BlocksOfAStateLeaveTogetherTheCheapestFirst) {
+  GdsPool gds(6);
+  auto& pool = gds.pool;
+  pool.take(6);
+  for (const auto& [block, key] : std::map<Block, std::string>{
+           {0, "1a"}, {1, "1b"}, {2, "2a"}, {3, "2b"}, {4, "1kv"}, {5, "2kv"}}) {
+    pool.cache.set(block, key);
+  }
+  gds.committed(10, "1", 200);
+  gds.committed(20, "2", 100);
+  EXPECT_FALSE(gds.index.peek());  // in use
+  pool.append({0, 1, 2, 3, 4, 5});
+  EXPECT_EQ(gds.index.peek(), 20);
+  EXPECT_EQ(pool.take(1), Blocks{2});
+  EXPECT_EQ(pool.queue.take_gone(), std::vector<StateId>{20});
+  EXPECT_EQ(pool.take(3), (Blocks{3, 0, 1}));
+  EXPECT_EQ(pool.queue.take_gone(), std::vector<StateId>{10});
+  EXPECT_EQ(pool.take(2), (Blocks{4, 5}));
+  EXPECT_EQ(gds.index.size(), 0U);
+}
+
+TEST(GdsQueueTest, TheOlderHeadGoes) {
+  GdsPool gds(3);
+  auto& pool = gds.pool;
+  pool.take(3);
+  pool.cache.set(0, "1kv");
+  pool.cache.set(1, "1a");
+  pool.cache.set(2, "1b");
+  gds.committed(10, "1", 100);
+  pool.append({0, 1, 2});
+  EXPECT_EQ(pool.take(1), Blocks{0});
+}
+
+TEST(GdsQueueTest, AStateThatIsPartlyInUseIsNoVictimUntilNothingElseIsLeft) {
+  GdsPool gds(4);
+  auto& pool = gds.pool;
+  pool.take(4);
+  pool.cache.set(0, "1a");
+  pool.cache.set(1, "1b");
+  pool.cache.set(2, "1kv");
+  gds.committed(10, "1", 100);
+  pool.append({0, 1, 2});
+  pool.queue.remove(1);
+  EXPECT_FALSE(gds.index.peek());
+  EXPECT_EQ(pool.take(1), Blocks{2});
+  EXPECT_TRUE(gds.index.contains(10));
+  EXPECT_EQ(pool.take(1), Blocks{0});
+  EXPECT_EQ(pool.queue.take_gone(), std::vector<StateId>{10});
+  EXPECT_FALSE(gds.index.contains(10));
+  pool.append({1});  // no state any more: as any other block
+  EXPECT_EQ(pool.take(1), Blocks{1});
+}
+
+TEST(GdsQueueTest, AStateOfWhichOneBlockIsEmptiedGoesFirst) {
+  GdsPool gds(3);
+  auto& pool = gds.pool;
+  pool.take(3);
+  pool.cache.set(0, "1kv");
+  pool.cache.set(1, "1a");
+  pool.cache.set(2, "1b");
+  gds.committed(10, "1", 100);
+  pool.append({0, 1, 2});
+  pool.cache.clear(2);
+  pool.queue.unhashed(2);
+  EXPECT_EQ(pool.queue.in_order(), (Blocks{1, 2, 0}));
+  EXPECT_EQ(pool.queue.take_gone(), std::vector<StateId>{10});
+}
+
+TEST(GdsQueueTest, AStateToldOfTooLateGoesWithItsFirstBlock) {
+  GdsPool gds(2);
+  auto& pool = gds.pool;
+  pool.cached({"1a", "1b"});
+  gds.committed(10, "1", 100);
+  EXPECT_THROW(pool.queue.committed(10, "2"), std::invalid_argument);
+  EXPECT_THROW(pool.queue.committed(20, "1"), std::invalid_argument);
+  EXPECT_THROW(pool.queue.committed(20, "2"), UnknownState);
+  pool.take(1);
+  EXPECT_EQ(pool.queue.take_gone(), std::vector<StateId>{10});
+  EXPECT_EQ(gds.index.size(), 0U);
+}
+
+TEST(GdsQueueTest, ABlockKeptApartGoesFirstAndTakesItsStateAlong) {
+  GdsPool gds(3);
+  auto& pool = gds.pool;
+  pool.cache.apart = {"1a", "1b"};
+  pool.take(3);
+  pool.cache.set(0, "1kv");
+  pool.cache.set(1, "1a");
+  pool.cache.set(2, "1b");
+  gds.committed(10, "1", 100);
+  pool.append({0, 1, 2});
+  EXPECT_EQ(pool.take(1), Blocks{1});
+  EXPECT_EQ(pool.queue.take_gone(), std::vector<StateId>{10});
+}
+
+TEST(GdsQueueTest, AResetForgetsEveryState) {
+  GdsPool gds(3);
+  auto& pool = gds.pool;
+  pool.take(2);
+  pool.cache.set(0, "1a");
+  pool.cache.set(1, "1b");
+  gds.committed(10, "1", 100);
+  pool.append({0, 1});
+  pool.cache.clear(0);
+  pool.cache.clear(1);
+  pool.queue.reset();
+  EXPECT_EQ(pool.queue.take_gone(), std::vector<StateId>{10});
+  EXPECT_EQ(gds.index.size(), 0U);
+  EXPECT_EQ(pool.queue.in_order(), (Blocks{2, 0, 1}));
+}
+
+// Random traffic: no block is lost or doubled, and what is in use stays so.
+template <typename Queue, typename Committed>
+void random_traffic(Pool<Queue>& pool, Committed committed, unsigned seed) {
+  std::mt19937 random(seed);
+  const auto below = [&random](size_t n) { return random() % n; };
+  std::vector<bool> used(pool.queue.blocks());
+  for (int step = 0; step < 20'000; ++step) {
+    const Block block = static_cast<Block>(below(used.size()));
+    switch (below(6)) {
+      case 0:
+        for (const Block one : pool.take(std::min(pool.queue.free_blocks(), below(4)))) {
+          ASSERT_FALSE(used[one]);
+          used[one] = true;
+        }
+        break;
+      case 1:
+        if (used[block]) {
+          pool.cache.set(block, std::to_string(below(9)) + "ab"[below(2)]);
+        }
+        break;
+      case 2:
+        committed(std::to_string(below(9)));
+        break;
+      case 3:
+        if (used[block]) {
+          pool.cache.key(block).empty() ? pool.queue.prepend({&block, 1}) : pool.append({block});
+          used[block] = false;
+        }
+        break;
+      case 4:
+        if (!used[block] && !pool.cache.key(block).empty()) {
+          pool.queue.remove(block);
+          used[block] = true;
+        }
+        break;
+      default:
+        if (below(10) == 0) {
+          pool.cache.clear(block);
+          pool.queue.unhashed(block);
+        }
+    }
+    if (step % 50 == 0) {
+      Blocks free = pool.queue.in_order(), expected;
+      std::sort(free.begin(), free.end());
+      for (Block one = 0; one < used.size(); ++one) {
+        if (!used[one]) expected.push_back(one);
+      }
+      ASSERT_EQ(free, expected);
+      ASSERT_EQ(pool.queue.free_blocks(), free.size());
+    }
+  }
+}
+
+TEST(BlockQueueTest, NoBlockIsLostOrDoubledInRandomTraffic) {
+  const auto nothing = [](const std::string&) {};
+  Pool<StockQueue> stock(16);
+  random_traffic(stock, nothing, 1);
+  Pool<ReuseQueue> reuse(16, "a");
+  random_traffic(reuse, nothing, 2);
+  GdsPool gds(16);
+  std::map<std::string, StateId> known;
+  StateId last = 0;
+  random_traffic(
+      gds.pool,
+      [&](const std::string& name) {
+        for (const StateId gone : gds.pool.queue.take_gone()) {
+          std::erase_if(known, [gone](const auto& one) { return one.second == gone; });
+        }
+        if (known.contains(name)) return;
+        known[name] = ++last;
+        gds.committed(last, name, 1 + last % 7);
+        gds.index.check();
+      },
+      3);
+  EXPECT_GT(last, 100);
+}
+
+}  // namespace
+}  // namespace statecache
