@@ -1,0 +1,49 @@
+"""Plain torch in place of the copies between the device and the host pools of SGLang's HiCache.
+
+On a CPU "device" and host are the same memory. Everything else of HiCache runs as it is: pools,
+controller, acknowledgements.
+"""
+
+from contextlib import contextmanager
+from unittest import mock
+
+from sglang.srt.mem_cache.pool_host import base, common, mamba, mha
+
+
+def layers_to_pages(src_ptrs, dst_ptrs, src_indices, dst_indices, page_size):
+    """`transfer_kv_all_layer_direct_lf_pf`: from device layers to one page-first host buffer."""
+    assert page_size == 1
+    per_buffer = len(src_ptrs) // len(dst_ptrs)
+    for number, source in enumerate(src_ptrs):
+        buffer, layer = dst_ptrs[number // per_buffer], number % per_buffer
+        rows = source[src_indices]
+        buffer[dst_indices, layer] = rows.view(len(rows), *buffer.shape[2:])
+
+
+def page_to_layer(src_ptrs, dst_ptrs, src_indices, dst_indices, layer_id, page_size):
+    """`transfer_kv_per_layer_direct_pf_lf`: back to one device layer."""
+    assert page_size == 1
+    for buffer, layer in zip(src_ptrs, dst_ptrs, strict=True):
+        rows = buffer[src_indices, layer_id]
+        layer[dst_indices] = rows.reshape(len(rows), *layer.shape[1:])
+
+
+def _plain_memory(dims, dtype, device, pin_memory, allocator, registration_granularity_bytes=None):
+    return allocator.allocate(dims, dtype=dtype, device=device)
+
+
+@contextmanager
+def in_place():
+    """Have the copies in place while host pools are built and used."""
+    names = {
+        "transfer_kv_all_layer_direct_lf_pf": layers_to_pages,
+        "transfer_kv_per_layer_direct_pf_lf": page_to_layer,
+    }
+    allocators = {"cpu": _plain_memory}
+    with (
+        mock.patch.multiple(mamba, create=True, **names),
+        mock.patch.multiple(mha, create=True, **names),
+        mock.patch.dict(common.ALLOC_MEMORY_FUNCS, allocators),
+        base.host_memory_budget_scope(1 << 30),
+    ):
+        yield
