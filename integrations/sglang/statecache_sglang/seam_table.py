@@ -95,6 +95,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(COMPONENTS, "LRURefreshPhase.MATCH_END"),
     Seam(COMPONENTS, "ComponentType.MAMBA"),
     Seam(COMPONENTS, "EvictLayer.DEVICE"),
+    Seam(COMPONENTS, "InternalStateBackup", ("node_id", "num_tokens")),
     Seam(PYTHON_CORE, "UnifiedTreeCore", ("params", "components")),
     *_seams(
         PYTHON_CORE,
@@ -104,6 +105,9 @@ SEAMS: tuple[Seam, ...] = (
             "node_by_id": "node_id",
             "set_component_device_value": "node_id component_type value",
             "set_hicache_enabled": "",
+            "mark_write_through_pending": "node_ids ack_id",
+            "finish_write_through": "node_ids ack_id",
+            "finish_mamba_state_eviction": "node_id",
             "_evict_component_and_detach_lru": f"node comp {_EVICT} tracker",
             "_cascade_evict": "node trigger tracker device_frees host_frees cache_actions target",
         },
@@ -130,8 +134,18 @@ SEAMS: tuple[Seam, ...] = (
             "get_component_device_value": "node_id component_type",
             "set_component_device_value": "node_id component_type value",
             "set_hicache_enabled": "",
+            "component_has_host_value_only": "node_id component_type",
+            "commit_backup": "node_id host_indices comp_xfers",
+            "commit_load_back": "node_id device_indices kv_xfer comp_xfers",
+            "mark_write_through_pending": "node_ids ack_id",
+            "finish_write_through": "node_ids ack_id",
+            "finish_mamba_state_eviction": "node_id",
+            "demote": "node_id",
+            "drop_subtree_no_host": "node_id",
+            "drive_host_eviction": "component_type num_tokens",
         },
     ),
+    Seam(RUST_CORE, "RustUnifiedTreeCore.is_write_back"),
     *(
         Seam("sglang.srt.mem_cache.rust_tree_core.mem_cache", name)
         for name in (

@@ -24,6 +24,7 @@ __all__ = [
     "SeamError",
     "TreeCorePatch",
     "ask_for_int8",
+    "backup_request",
     "drop_internal_state",
     "drop_path_requests",
     "engine_version",
@@ -47,10 +48,10 @@ __all__ = [
     "path_clearing_bindings",
     "probe",
     "python_tree_core",
-    "refuse_hierarchical_cache",
     "rust_tree_core",
     "state_lock_receipt",
     "tree_components",
+    "wants_backup",
 ]
 
 _BACKEND = "statecache"
@@ -120,6 +121,24 @@ def match_end_phase() -> Any:
 def is_evictable_device_leaf(core: Any, node_id: int) -> bool:
     """Whether the Python core would drop this node whole."""
     return core.node_by_id(node_id) in core.evictable_device_leaves
+
+
+def wants_backup(core: Any, node_id: int) -> bool:
+    """Whether the Python core would copy this inner state to the host before it drops it.
+
+    As `MambaComponent._evict_device_next_node` of SGLang 0.5.23: only with write-back.
+    """
+    if not (core.enable_hicache and core.is_write_back):
+        return False
+    node = core.node_by_id(node_id)
+    host_copy = node.component_data[mamba_type()].host_value
+    kv = node.component_data[full_type()].value
+    return host_copy is None and not node.backuped and kv is not None
+
+
+def backup_request(node_id: int) -> Any:
+    """Return what the Python core's walk says to have an inner state copied to the host first."""
+    return load(at.COMPONENTS).InternalStateBackup(node_id=node_id, num_tokens=1)
 
 
 def drop_internal_state(
@@ -202,13 +221,6 @@ def state_lock_receipt(bindings: Any, node_id: int, skipped: list[int]) -> Any:
         skipped_lock_components=skipped,
         component_lock_uuids={},
         component_host_lock_uuids={},
-    )
-
-
-def refuse_hierarchical_cache() -> None:
-    """Stop: a state that lives on the host alone is not ranked by this release."""
-    raise SystemExit(
-        "statecache: --enable-hierarchical-cache is not supported with --kv-cache-plugin statecache"
     )
 
 

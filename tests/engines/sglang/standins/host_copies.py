@@ -4,10 +4,7 @@ On a CPU "device" and host are the same memory. Everything else of HiCache runs 
 controller, acknowledgements.
 """
 
-from contextlib import contextmanager
-from unittest import mock
-
-from sglang.srt.mem_cache.pool_host import base, common, mamba, mha
+from sglang.srt.mem_cache.pool_host import common, mamba, mha
 
 
 def layers_to_pages(src_ptrs, dst_ptrs, src_indices, dst_indices, page_size):
@@ -32,18 +29,9 @@ def _plain_memory(dims, dtype, device, pin_memory, allocator, registration_granu
     return allocator.allocate(dims, dtype=dtype, device=device)
 
 
-@contextmanager
-def in_place():
-    """Have the copies in place while host pools are built and used."""
-    names = {
-        "transfer_kv_all_layer_direct_lf_pf": layers_to_pages,
-        "transfer_kv_per_layer_direct_pf_lf": page_to_layer,
-    }
-    allocators = {"cpu": _plain_memory}
-    with (
-        mock.patch.multiple(mamba, create=True, **names),
-        mock.patch.multiple(mha, create=True, **names),
-        mock.patch.dict(common.ALLOC_MEMORY_FUNCS, allocators),
-        base.host_memory_budget_scope(1 << 30),
-    ):
-        yield
+def install():
+    """Put the copies and plain memory in place, for this process."""
+    for module in (mamba, mha):
+        module.transfer_kv_all_layer_direct_lf_pf = layers_to_pages
+        module.transfer_kv_per_layer_direct_pf_lf = page_to_layer
+    common.ALLOC_MEMORY_FUNCS["cpu"] = _plain_memory
