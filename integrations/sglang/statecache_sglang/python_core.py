@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from statecache.settings import Settings
-from statecache_sglang import seams
-from statecache_sglang.shortage import PatientMambaComponent
+from statecache_sglang import host_seams, seams
 from statecache_sglang.refusals import refuse_host_copies
+from statecache_sglang.shortage import PatientMambaComponent
 from statecache_sglang.states import Advisor, BackupLocks, StateBook
 
 _MAMBA = seams.mamba_type()
@@ -119,8 +119,8 @@ class IndexedMambaComponent(PatientMambaComponent):
             return super()._evict_device_next_node(tracker, device_frees, host_frees, cache_actions)
         if seams.is_evictable_device_leaf(self.tree_core, victim):
             return victim
-        if seams.wants_backup(self.tree_core, victim):
-            return seams.backup_request(victim)  # and `finish_mamba_state_eviction` drops it
+        if host_seams.wants_backup(self.tree_core, victim):
+            return host_seams.backup_request(victim)  # and `finish_mamba_state_eviction` drops it
         seams.drop_internal_state(
             self.tree_core, self, victim, tracker, device_frees, host_frees, cache_actions
         )

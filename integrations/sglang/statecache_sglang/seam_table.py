@@ -170,6 +170,7 @@ SEAMS: tuple[Seam, ...] = (
             "inc_lock_ref": "node_id skip_lock_components",
             "dec_lock_ref": "node_id params skip_swa",
             "mamba_evictable_size": "",
+            "init_load_back": "params",
             "evict_for_alloc": "params allocation_reclaim_satisfied",
         },
     ),
@@ -180,6 +181,8 @@ SEAMS: tuple[Seam, ...] = (
     Seam(CHECKPOINTS, "maybe_init_int8_mamba_checkpoint_pool"),
     *_seams(CONFIGURATOR, "KVCacheConfigurator", {"_handle_max_mamba_cache": "total_rest_memory"}),
     Seam("sglang.srt.mem_cache.base_prefix_cache", "EvictParams"),
+    Seam("sglang.srt.mem_cache.base_prefix_cache", "MatchPrefixParams"),
+    Seam("sglang.srt.mem_cache.base_prefix_cache", "MatchResult"),
     *_seams(
         CHECKER,
         "SchedulerInvariantChecker",

@@ -1,4 +1,4 @@
-"""What statecache uses of SGLang. Only this file and `pool_seams` take anything from it.
+"""What statecache uses of SGLang. Only the files named `...seams` take anything from it.
 
 SGLang is imported inside the functions: loading the plugin must not load the engine.
 """
@@ -18,13 +18,13 @@ from statecache_sglang import seam_table as at
 __all__ = [
     "NO_CHECKPOINT",
     "NO_SLOT",
-    "AdmissionPatch",
+    "AroundPatch",
     "NoPathLimit",
     "Patch",
     "SeamError",
     "TreeCorePatch",
+    "admission_patch",
     "ask_for_int8",
-    "backup_request",
     "drop_internal_state",
     "drop_path_requests",
     "engine_version",
@@ -51,7 +51,6 @@ __all__ = [
     "rust_tree_core",
     "state_lock_receipt",
     "tree_components",
-    "wants_backup",
 ]
 
 _BACKEND = "statecache"
@@ -121,24 +120,6 @@ def match_end_phase() -> Any:
 def is_evictable_device_leaf(core: Any, node_id: int) -> bool:
     """Whether the Python core would drop this node whole."""
     return core.node_by_id(node_id) in core.evictable_device_leaves
-
-
-def wants_backup(core: Any, node_id: int) -> bool:
-    """Whether the Python core would copy this inner state to the host before it drops it.
-
-    As `MambaComponent._evict_device_next_node` of SGLang 0.5.23: only with write-back.
-    """
-    if not (core.enable_hicache and core.is_write_back):
-        return False
-    node = core.node_by_id(node_id)
-    host_copy = node.component_data[mamba_type()].host_value
-    kv = node.component_data[full_type()].value
-    return host_copy is None and not node.backuped and kv is not None
-
-
-def backup_request(node_id: int) -> Any:
-    """Return what the Python core's walk says to have an inner state copied to the host first."""
-    return load(at.COMPONENTS).InternalStateBackup(node_id=node_id, num_tokens=1)
 
 
 def drop_internal_state(
@@ -312,12 +293,13 @@ class Patch(Protocol):
         """Take it back."""
 
 
-class AdmissionPatch:
-    """Puts a wrapper around `PrefillAdder.add_one_req`, and takes it off again."""
+class AroundPatch:
+    """Puts a wrapper around a method of SGLang, and takes it off again."""
 
-    def __init__(self, around: Callable[..., Any]) -> None:
-        self._adder: Any = load(at.ADDER).PrefillAdder
-        self._original = self._adder.add_one_req
+    def __init__(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        self._owner = owner
+        self._name = name
+        self._original = getattr(owner, name)
         self._around = around
 
     def install(self) -> None:
@@ -325,14 +307,19 @@ class AdmissionPatch:
         original, around = self._original, self._around
 
         @functools.wraps(original)
-        def add_one_req(adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
-            return around(original, adder, req, *args, **kwargs)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
 
-        self._adder.add_one_req = add_one_req
+        setattr(self._owner, self._name, wrapper)
 
     def remove(self) -> None:
         """Take it off."""
-        self._adder.add_one_req = self._original
+        setattr(self._owner, self._name, self._original)
+
+
+def admission_patch(around: Callable[..., Any]) -> Patch:
+    """Return a patch that puts `around` around `PrefillAdder.add_one_req`."""
+    return AroundPatch(load(at.ADDER).PrefillAdder, "add_one_req", around)
 
 
 class TreeCorePatch:

@@ -128,7 +128,9 @@ class Watched:
         super().check()
         assert self.core.advisor.book.watermark == self.watermark
         ranked = self.priorities()
-        assert ranked == {n: (self.core.advisor.book.priority(n), u) for n, (_, u) in ranked.items()}
+        assert ranked == {
+            n: (self.core.advisor.book.priority(n), u) for n, (_, u) in ranked.items()
+        }
 
     def flush(self) -> None:
         super().flush()

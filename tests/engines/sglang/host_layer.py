@@ -24,6 +24,7 @@ class HostTraffic(Traffic):
 
     def __init__(self, core: str, write: str, ratio: float = 2.0, **options):
         super().__init__(core, **options)
+        self.loads = 0
         server_args = ServerArgs(
             model_path="dummy",
             page_size=1,
@@ -63,6 +64,7 @@ class HostTraffic(Traffic):
             InitLoadBackParams(best_match_node=best, host_hit_length=match.host_hit_length, req=req)
         )
         self.cache.dec_host_lock_ref(best, host_lock)
+        self.loads += loaded[0] > 0
         self.cache.ready_to_load_host_cache()
         if req.kv.holds_mamba:  # the request's own copy
             self.state_pool.free(req.kv.mamba_pool_idx.unsqueeze(0))

@@ -25,7 +25,7 @@ def page_to_layer(src_ptrs, dst_ptrs, src_indices, dst_indices, layer_id, page_s
         layer[dst_indices] = rows.reshape(len(rows), *layer.shape[1:])
 
 
-def _plain_memory(dims, dtype, device, pin_memory, allocator, registration_granularity_bytes=None):
+def _plain_memory(dims, *, dtype, device, allocator, **_pinning):
     return allocator.allocate(dims, dtype=dtype, device=device)
 
 
