@@ -64,6 +64,8 @@ class HostTraffic(Traffic):
             InitLoadBackParams(best_match_node=best, host_hit_length=match.host_hit_length, req=req)
         )
         self.cache.dec_host_lock_ref(best, host_lock)
+        if loaded is None:  # not now: goes on without, where a scheduler would wait
+            loaded = 0, req.last_node
         self.loads += loaded[0] > 0
         self.cache.ready_to_load_host_cache()
         if req.kv.holds_mamba:  # the request's own copy
