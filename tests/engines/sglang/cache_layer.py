@@ -277,9 +277,13 @@ class Traffic:
         """Slots of the states in the tree, sorted."""
         return sorted(self.core.all_mamba_values_flatten().tolist())
 
+    def sane(self) -> None:
+        """SGLang's own invariants."""
+        self.cache.sanity_check()
+
     def check(self) -> None:
         """SGLang's own invariants, and: cached + free = total, for both pools."""
-        self.cache.sanity_check()
+        self.sane()
         cached = self.core.all_mamba_values_flatten().numel()
         assert cached + self.state_pool.available_size() == self.slots
         kv = self.core.all_values_flatten().numel()

@@ -268,12 +268,16 @@ def test_sglang_alone_goes_on_with_ten_tokens_and_no_state(core):
     assert not made.kv.holds_mamba
 
 
-# Random operations: 16 states and 900 tokens of KV, and a host of the given share of that.
+# Random operations. A small host is under pressure itself; a small device has much on the host.
 
 SEED = 20_241_129
-OPERATIONS = 4_000
-SIZES = {"slots": 16, "kv_tokens": 900}
-both_sizes = pytest.mark.parametrize("ratio", [0.4, 1.5])
+OPERATIONS = 2_000
+SIZES = {
+    "small host": {"slots": 16, "kv_tokens": 900, "ratio": 0.4},
+    "small device": {"slots": 32, "kv_tokens": 600, "ratio": 2.0},
+    "hardly any host": {"slots": 16, "kv_tokens": 900, "ratio": 0.05},
+}
+all_sizes = pytest.mark.parametrize("size", SIZES)
 
 
 def run_in_step(caches: list[HostTraffic], count: int) -> int:
@@ -283,9 +287,7 @@ def run_in_step(caches: list[HostTraffic], count: int) -> int:
         seen = []
         for cache in caches:
             result = perform(cache, operation)
-            cache.cache.sanity_check()
-            if hasattr(cache.core, "advisor"):
-                cache.check()
+            cache.check()
             seen.append((result, cache.state_slots(), cache.sizes()))
         assert all(one == seen[0] for one in seen), (number, operation, seen)
         on_host += len(book(caches[-1]).on_host_alone())
@@ -293,23 +295,24 @@ def run_in_step(caches: list[HostTraffic], count: int) -> int:
 
 
 @both_ways
-@both_sizes
-def test_gds_is_the_same_on_both_cores_and_equals_brute_force(write, ratio, share):
+@all_sizes
+def test_gds_is_the_same_on_both_cores_and_equals_brute_force(write, size, share):
     count = int(OPERATIONS * share)
     with plugin(policy="gds"):
-        watched = WatchedHostTraffic("python", write, ratio=ratio, **SIZES)
-        other = HostTraffic("rust", write, ratio=ratio, **SIZES)
-        assert run_in_step([watched, other], count) > count // 5
+        watched = WatchedHostTraffic("python", write, **SIZES[size])
+        other = HostTraffic("rust", write, **SIZES[size])
+        on_host = run_in_step([watched, other], count)
     assert book(watched).watermark == book(other).watermark
-    assert len(book(watched).on_host_alone()) == len(book(other).on_host_alone())
-    assert watched.evictions > count // 2
-    assert watched.loads > count // 50
+    assert watched.evictions > count // 4
+    if size == "small device":
+        assert on_host > count
+        assert watched.loads > count // 20
 
 
 @both_ways
-@both_sizes
-def test_lru_through_the_plugin_is_sglang_without_it(write, ratio, share):
-    plain = [HostTraffic(core, write, ratio=ratio, **SIZES) for core in CORES]
+@all_sizes
+def test_lru_through_the_plugin_is_sglang_without_it(write, size, share):
+    plain = [HostTraffic(core, write, **SIZES[size]) for core in CORES]
     with plugin(policy="lru"):
-        led = [HostTraffic(core, write, ratio=ratio, **SIZES) for core in CORES]
+        led = [HostTraffic(core, write, **SIZES[size]) for core in CORES]
     run_in_step(plain + led, int(OPERATIONS * share) // 2)
