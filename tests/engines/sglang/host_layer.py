@@ -11,7 +11,6 @@ from cache_layer import MAMBA, Traffic
 from scheduled import request
 from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams
 from sglang.srt.mem_cache.hicache_storage import PoolName
-from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 host_copies.install()
@@ -36,8 +35,7 @@ class HostTraffic(Traffic):
         )
         server_args._mamba_cache_chunk_size = 64
         set_global_server_args_for_scheduler(server_args)
-        with host_memory_budget_scope(1 << 30):
-            self.cache.init_hicache(server_args, self.params)
+        self.cache.init_hicache(server_args, self.params)
         self.host_states = self.cache.host_pool_group.get_pool(PoolName.MAMBA)
         self.host_kv = self.cache.host_pool_group.get_pool(PoolName.KV)
 
