@@ -171,6 +171,7 @@ SEAMS: tuple[Seam, ...] = (
             "dec_lock_ref": "node_id params skip_swa",
             "mamba_evictable_size": "",
             "init_load_back": "params",
+            "supports_mamba": "",
             "evict_for_alloc": "params allocation_reclaim_satisfied",
         },
     ),

@@ -150,6 +150,8 @@ def load_back_or_wait(original: Callable[..., Any], cache: Any, params: Any) -> 
     another reason SGLang 0.5.23 goes on with the shorter prefix of the device but without the
     state at its end.
     """
+    if not cache.supports_mamba():
+        return original(cache, params)
     req, best = params.req, params.best_match_node
     core = cache.tree_core
     on_host = not req.kv.holds_mamba and core.component_has_host_value_only(best, _MAMBA)
