@@ -89,7 +89,7 @@ def _before_resolution(server_args: Any, *_args: Any, **_kwargs: Any) -> None:
     if settings.enabled:
         from statecache_sglang.refusals import refuse
 
-        refuse(server_args)
+        refuse(server_args, settings)
         if settings.int8:
             seams.ask_for_int8(server_args, settings.int8_slots)
 

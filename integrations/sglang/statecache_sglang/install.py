@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from statecache.settings import Settings, flag_of
-from statecache_sglang import seams
+from statecache_sglang import host_seams, seams
 from statecache_sglang.seam_table import TESTED
 
 _log = logging.getLogger("statecache.sglang")
@@ -34,7 +34,7 @@ def install(settings: Settings) -> Installed:
     from statecache_sglang.pool_seams import CheckerPatch
     from statecache_sglang.python_core import IndexedMambaComponent, IndexedPythonCore
     from statecache_sglang.rust_core import IndexedRustCore
-    from statecache_sglang.shortage import admit_all_or_none
+    from statecache_sglang.shortage import admit_all_or_none, load_back_or_wait
 
     def build(params: Any, components: Any, name: str) -> Any:
         if name == "rust":
@@ -43,7 +43,8 @@ def install(settings: Settings) -> Installed:
 
     patches: list[seams.Patch] = [
         seams.TreeCorePatch(IndexedMambaComponent, leads, build),
-        seams.AdmissionPatch(admit_all_or_none),
+        seams.admission_patch(admit_all_or_none),
+        host_seams.load_back_patch(load_back_or_wait),
         CheckerPatch(check_state_pools),
     ]
     if settings.int8:

@@ -1,4 +1,4 @@
-"""What the state pools need of SGLang: the second and last file that takes anything from it."""
+"""What the state pools need of SGLang."""
 
 from __future__ import annotations
 

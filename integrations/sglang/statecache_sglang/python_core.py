@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from statecache.settings import Settings
-from statecache_sglang import seams
+from statecache_sglang import host_seams, seams
+from statecache_sglang.refusals import refuse_host_copies
 from statecache_sglang.shortage import PatientMambaComponent
-from statecache_sglang.states import Advisor, StateBook
+from statecache_sglang.states import Advisor, BackupLocks, StateBook
 
 _MAMBA = seams.mamba_type()
 _MATCH_END = seams.match_end_phase()
@@ -26,6 +27,7 @@ class IndexedMambaComponent(PatientMambaComponent):
     def attach(self, settings: Settings) -> Advisor:
         """Let the index lead the walk from here on. The tree must still be empty."""
         self._advisor = Advisor(lambda: StateBook(settings, self._below))
+        self.backups = BackupLocks()
         return self._advisor
 
     def _below(self, node_id: int, candidates: list[int]) -> list[int]:
@@ -39,7 +41,8 @@ class IndexedMambaComponent(PatientMambaComponent):
                 found.append(candidate)
         return found
 
-    def _put(self, book: StateBook, node: Any) -> None:
+    def _place(self, node: Any) -> tuple[int, list[int]]:
+        """The depth of a node and the ids of the nodes above it, nearest first."""
         ancestors = []
         depth = 0
         at, root = node, self.tree_core.root_node
@@ -47,7 +50,17 @@ class IndexedMambaComponent(PatientMambaComponent):
             depth += len(at.key)
             at = at.parent
             ancestors.append(at.id)
+        return depth, ancestors
+
+    def _put(self, book: StateBook, node: Any) -> None:
+        depth, ancestors = self._place(node)
         book.put(node.id, depth, ancestors, is_leaf=not node.children)
+
+    def _left(self, book: StateBook, node: Any) -> None:
+        if node.component_data[_MAMBA].host_value is None:
+            book.gone(node.id)
+        else:
+            book.left_device(node.id, self._place(node)[0])
 
     def state_set(self, node_id: int) -> None:
         """A state was put on a node that was already in the tree."""
@@ -70,18 +83,19 @@ class IndexedMambaComponent(PatientMambaComponent):
             self._advisor.ask(self._put, self._advisor.book, node)
 
     def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """SGLang's; every device state leaves through here, whoever asked for it."""
+        """SGLang's; every copy of a state leaves through here, whoever asked for it."""
         freed: tuple[int, int] = super().evict_component(node, *args, **kwargs)
         if self._advisor is not None and node.component_data[_MAMBA].value is None:
-            self._advisor.ask(self._advisor.book.gone, node.id)
+            self._advisor.ask(self._left, self._advisor.book, node)
         return freed
 
     def release_component_lock(self, node: Any, params: Any, lock_host: bool = False) -> None:
         """SGLang's, then a use when the last request let go of a state."""
         super().release_component_lock(node, params, lock_host)
-        if self._advisor is None or lock_host or node.component_data[_MAMBA].lock_ref > 0:
+        if self._advisor is None or lock_host:
             return
-        self._advisor.ask(self._advisor.book.released, node.id)
+        if self.backups.last_request_left(node.id, node.component_data[_MAMBA].lock_ref):
+            self._advisor.ask(self._advisor.book.released, node.id)
 
     def _evict_device_start(self, request_cnt: int) -> None:
         super()._evict_device_start(request_cnt)
@@ -105,6 +119,8 @@ class IndexedMambaComponent(PatientMambaComponent):
             return super()._evict_device_next_node(tracker, device_frees, host_frees, cache_actions)
         if seams.is_evictable_device_leaf(self.tree_core, victim):
             return victim
+        if host_seams.wants_backup(self.tree_core, victim):
+            return host_seams.backup_request(victim)  # and `finish_mamba_state_eviction` drops it
         seams.drop_internal_state(
             self.tree_core, self, victim, tracker, device_frees, host_frees, cache_actions
         )
@@ -123,6 +139,7 @@ class IndexedPythonCore(_PythonCore):  # type: ignore[misc]
 
     def __init__(self, params: Any, components: Any, settings: Settings) -> None:
         super().__init__(params, components)
+        self._settings = settings
         component = components[_MAMBA]
         if type(component) is IndexedMambaComponent:
             self.advisor = component.attach(settings)
@@ -132,6 +149,7 @@ class IndexedPythonCore(_PythonCore):  # type: ignore[misc]
         super().reset()
         if self.advisor is not None:
             self.advisor.reset()
+            self.components_by_type[_MAMBA].backups = BackupLocks()
 
     def set_component_device_value(self, node_id: int, component_type: Any, value: Any) -> None:
         """SGLang's, then the state that now sits on an existing node."""
@@ -140,5 +158,18 @@ class IndexedPythonCore(_PythonCore):  # type: ignore[misc]
             self.components_by_type[_MAMBA].state_set(node_id)
 
     def set_hicache_enabled(self) -> None:
-        """Refused: see `seams.refuse_hierarchical_cache`."""
-        seams.refuse_hierarchical_cache()
+        """SGLang's, unless the states are in the int8 pool."""
+        refuse_host_copies(self._settings)
+        super().set_hicache_enabled()
+
+    def mark_write_through_pending(self, node_ids: list[int], ack_id: int) -> Any:
+        """SGLang's; a write-through holds a lock of its own."""
+        if self.advisor is not None and not self.is_write_back:
+            self.components_by_type[_MAMBA].backups.begin(ack_id)
+        return super().mark_write_through_pending(node_ids, ack_id)
+
+    def finish_write_through(self, node_ids: list[int], ack_id: int) -> None:
+        """SGLang's; that lock is released next."""
+        super().finish_write_through(node_ids, ack_id)
+        if self.advisor is not None:
+            self.components_by_type[_MAMBA].backups.end(ack_id)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from statecache.settings import Settings
 
 _Test = Callable[[Any], bool]
 
@@ -11,7 +14,11 @@ _Test = Callable[[Any], bool]
 REFUSED: dict[str, tuple[_Test, str]] = {
     "disable_radix_cache": (bool, "--disable-radix-cache (nothing would be cached)"),
     "radix_cache_backend": (bool, "--radix-cache-backend"),
-    "enable_hierarchical_cache": (bool, "--enable-hierarchical-cache"),
+    "hicache_storage_backend": (bool, "--hicache-storage-backend"),
+    "hicache_host_memory_mode": (
+        lambda mode: mode == "buffer_only",
+        "--hicache-host-memory-mode buffer_only",
+    ),
     "enable_lmcache": (bool, "--enable-lmcache"),
     "enable_flexkv": (bool, "--enable-flexkv"),
     "enable_unified_cache_external_linker": (bool, "--enable-unified-cache-external-linker"),
@@ -28,8 +35,18 @@ REFUSED: dict[str, tuple[_Test, str]] = {
 }
 
 
-def refuse(server_args: Any) -> None:
+def refuse_host_copies(settings: Settings) -> None:
+    """Stop with one line if states are to be copied to the host out of the int8 pool."""
+    if settings.int8:
+        raise SystemExit(
+            "statecache: --enable-hierarchical-cache is not supported with --statecache-int8"
+        )
+
+
+def refuse(server_args: Any, settings: Settings) -> None:
     """Stop with one line if `server_args` asks for something that is not supported."""
+    if server_args.enable_hierarchical_cache:
+        refuse_host_copies(settings)
     for field, (asked_for, name) in REFUSED.items():
         if asked_for(getattr(server_args, field)):
             raise SystemExit(

@@ -7,7 +7,9 @@ The Rust core cannot be told which state to drop. There are three ways to have i
   states above a node, shallowest first, beyond a limit: the core is built with the limit 0, its
   own requests for that call are dropped, and the states above the victim are locked meanwhile;
 - for any other, every unlocked state that the native walk would reach first is locked, and the
-  walk makes one step: the walk takes the least recently used state that is not locked.
+  walk makes one step: the walk takes the least recently used state that is not locked. With a
+  hierarchical cache it may find a leaf (the children are on the host alone) or, with write-back,
+  ask for a copy to the host first; that walk stays open until the copy is made.
 
 Only states are locked, never their KV, and no lock outlives the call. SGLang 0.5.23 panics, and
 its core is dead, when `evict_device_leaf` gets anything but an evictable leaf: what is locked is
@@ -23,31 +25,28 @@ from typing import Any
 
 from statecache.settings import Settings
 from statecache_sglang import seams
+from statecache_sglang.rust_host import HostAwareRustCore
 from statecache_sglang.states import Advisor, StateBook
 
 _MAMBA = seams.mamba_type()
 _FULL = seams.full_type()
-_RustCore: Any = seams.rust_tree_core()
 
 
-class IndexedRustCore(_RustCore):  # type: ignore[misc]
+class IndexedRustCore(HostAwareRustCore):
     """SGLang's Rust tree core with its device walk over states led by the state index."""
 
     def __init__(self, params: Any, settings: Settings) -> None:
         # For lru the walk's own order is the right one, and nothing has to be locked.
         self._bindings = seams.path_clearing_bindings(unless=settings.policy == "lru")
-        super().__init__(params)
+        super().__init__(params, settings)
         self._clears_paths = self._bindings.applied
         self.advisor = Advisor(lambda: StateBook(settings, self._below))
         self._all_but_state = [int(c) for c in self.tree_components if c != _MAMBA]
-        self._start_over()
 
     def _start_over(self) -> None:
-        # States in the order of the native list, least recently used first.
-        self._native_order: dict[int, None] = {}
+        super()._start_over()
         self._state_locks: Counter[int] = Counter()
         self._kv_locks: Counter[int] = Counter()
-        self._receipts: dict[int, Any] = {}
         self._inserts_state = False
         self._native_walk = False
         self._quota = 0
@@ -57,10 +56,6 @@ class IndexedRustCore(_RustCore):  # type: ignore[misc]
         super().reset()
         self.advisor.reset()
         self._start_over()
-
-    def set_hicache_enabled(self) -> None:
-        """Refused: see `seams.refuse_hierarchical_cache`."""
-        seams.refuse_hierarchical_cache()
 
     # What happened to the states.
 
@@ -83,24 +78,8 @@ class IndexedRustCore(_RustCore):  # type: ignore[misc]
         self._native_order.pop(node_id, None)
         self._native_order[node_id] = None
 
-    def _forget(self, node_id: int) -> None:
-        self.advisor.book.gone(node_id)
-        self._native_order.pop(node_id, None)
-        self._receipts.pop(node_id, None)
-
-    def _holds_state(self, node_id: int) -> bool:
-        try:
-            return self.get_component_device_value(node_id, _MAMBA) is not None
-        except KeyError:
-            return False
-
-    def _forget_gone(self) -> None:
-        for state in self.advisor.book.states():
-            if not self._holds_state(state):
-                self._forget(state)
-
     def _match_ended(self, node_id: int) -> None:
-        if self.advisor.book.use(node_id):
+        if self.advisor.book.use(node_id) and node_id in self._native_order:
             self._used_natively(node_id)
 
     def match_prefix(self, params: Any) -> Any:
@@ -134,10 +113,19 @@ class IndexedRustCore(_RustCore):  # type: ignore[misc]
         if component_type == _MAMBA:
             self.advisor.ask(self._put, node_id)
 
+    def commit_load_back(
+        self, node_id: int, device_indices: Any, kv_xfer: Any, comp_xfers: dict[Any, list[Any]]
+    ) -> Any:
+        """SGLang's, then the state that is back on the device."""
+        actions = super().commit_load_back(node_id, device_indices, kv_xfer, comp_xfers)
+        if _MAMBA in comp_xfers:
+            self.advisor.ask(self._put, node_id)
+        return actions
+
     def evict_excess_path_states(self, tail_node_id: int, *args: Any, **kwargs: Any) -> None:
         """SGLang's, then every state it took from the path."""
         super().evict_excess_path_states(tail_node_id, *args, **kwargs)
-        self.advisor.ask(self._forget_gone)
+        self.advisor.ask(self._look_at_all)
 
     # Locks.
 
@@ -155,9 +143,10 @@ class IndexedRustCore(_RustCore):  # type: ignore[misc]
         result = super().dec_lock_ref(node_id, params, skip_swa)
         if _FULL not in params.skipped_lock_components:
             self._drop_lock(self._kv_locks, node_id)
-        skipped = _MAMBA in params.skipped_lock_components
-        if not skipped and self._drop_lock(self._state_locks, node_id):
-            self.advisor.ask(self.advisor.book.released, node_id)
+        if _MAMBA not in params.skipped_lock_components:
+            left = self._drop_lock(self._state_locks, node_id)
+            if self._backups.last_request_left(node_id, left):
+                self.advisor.ask(self.advisor.book.released, node_id)
         return result
 
     def inc_full_pin(self, node_id: int) -> None:
@@ -171,12 +160,13 @@ class IndexedRustCore(_RustCore):  # type: ignore[misc]
         self._drop_lock(self._kv_locks, node_id)
 
     @staticmethod
-    def _drop_lock(locks: Counter[int], node_id: int) -> bool:
-        locks[node_id] -= 1
-        if locks[node_id] > 0:
-            return False
-        del locks[node_id]
-        return True
+    def _drop_lock(locks: Counter[int], node_id: int) -> int:
+        left = locks[node_id] - 1
+        if left > 0:
+            locks[node_id] = left
+        else:
+            del locks[node_id]
+        return left
 
     # The walk.
 
@@ -213,6 +203,9 @@ class IndexedRustCore(_RustCore):  # type: ignore[misc]
             super().evict_device_end(component_type)
             return
         self.advisor.ask(self.advisor.book.end_walk)
+        self._end_native_walk()
+
+    def _end_native_walk(self) -> None:
         if self._native_walk:
             self._native_walk = False
             super().evict_device_end(_MAMBA)
@@ -229,12 +222,13 @@ class IndexedRustCore(_RustCore):  # type: ignore[misc]
         return victim, children, is_leaf
 
     def _drop_inner(self, victim: int, children: int, tracker: Any) -> Any:
-        below = self.advisor.book.child_of(victim) if self._clears_paths else None
-        if children == 1 and below is not None:
+        below = self.advisor.book.next_below(victim) if self._clears_paths else None
+        if children == 1 and below is not None and not self.is_write_back:
             step = self._clear_path(victim, below)
         else:
             step = self._walk_to(victim, tracker)
-        self.advisor.ask(self._inner_went, victim)
+        if step.node_id is None and step.mamba_backup_node_id is None:
+            self.advisor.ask(self._inner_went, victim, step)
         return step
 
     def _clear_path(self, victim: int, below: int) -> Any:
@@ -251,17 +245,23 @@ class IndexedRustCore(_RustCore):  # type: ignore[misc]
         return step
 
     def _walk_to(self, victim: int, tracker: Any) -> Any:
+        self._end_native_walk()
         held: list[int] = []
         try:
             older = itertools.takewhile(lambda state: state != victim, self._native_order)
             self._hold(older, held)
-            super().evict_device_start(_MAMBA, self._quota)
-            try:
-                step = super().evict_device_next_node(_MAMBA, tracker)
-            finally:
-                super().evict_device_end(_MAMBA)
+            step = self._native_step(tracker)
         finally:
             self._let_go(held)
+        if step.mamba_backup_node_id is None:
+            self._end_native_walk()
+        return step
+
+    def finish_mamba_state_eviction(self, node_id: int) -> Any:
+        """SGLang's, for the native walk that asked for the copy; then the state that went."""
+        step = super().finish_mamba_state_eviction(node_id)
+        self._end_native_walk()
+        self.advisor.ask(self._freed, step, node_id)
         return step
 
     def _hold(self, states: Iterable[int], held: list[int]) -> None:
@@ -274,12 +274,12 @@ class IndexedRustCore(_RustCore):  # type: ignore[misc]
         for state in held:
             self._binding.dec_lock_ref(state, self._receipt(state), False)
 
-    def _inner_went(self, victim: int) -> None:
+    def _inner_went(self, victim: int, step: Any) -> None:
         if self._holds_state(victim):
             self.advisor.anomaly(f"SGLang's walk did not take state {victim}")
-            self._forget_gone()
+            self._look_at_all()
         else:
-            self._forget(victim)
+            self._freed(step, victim)
 
     def _receipt(self, node_id: int) -> Any:
         receipt = self._receipts.get(node_id)
@@ -287,17 +287,3 @@ class IndexedRustCore(_RustCore):  # type: ignore[misc]
             receipt = seams.state_lock_receipt(self._bindings, node_id, self._all_but_state)
             self._receipts[node_id] = receipt
         return receipt
-
-    def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
-        """SGLang's, then the state that went with the leaf."""
-        result = super().evict_device_leaf(node_id, is_write_back)
-        self.advisor.ask(self._leaf_went, node_id, result.tracker.get(_MAMBA, 0))
-        return result
-
-    def _leaf_went(self, node_id: int, freed: int) -> None:
-        if freed == 0:
-            return
-        if freed == 1 and node_id in self.advisor.book:
-            self._forget(node_id)
-        else:
-            self._forget_gone()

@@ -1,4 +1,4 @@
-"""What statecache uses of SGLang. Only this file and `pool_seams` take anything from it.
+"""What statecache uses of SGLang. Only the files named `...seams` take anything from it.
 
 SGLang is imported inside the functions: loading the plugin must not load the engine.
 """
@@ -18,11 +18,12 @@ from statecache_sglang import seam_table as at
 __all__ = [
     "NO_CHECKPOINT",
     "NO_SLOT",
-    "AdmissionPatch",
+    "AroundPatch",
     "NoPathLimit",
     "Patch",
     "SeamError",
     "TreeCorePatch",
+    "admission_patch",
     "ask_for_int8",
     "drop_internal_state",
     "drop_path_requests",
@@ -47,7 +48,6 @@ __all__ = [
     "path_clearing_bindings",
     "probe",
     "python_tree_core",
-    "refuse_hierarchical_cache",
     "rust_tree_core",
     "state_lock_receipt",
     "tree_components",
@@ -205,13 +205,6 @@ def state_lock_receipt(bindings: Any, node_id: int, skipped: list[int]) -> Any:
     )
 
 
-def refuse_hierarchical_cache() -> None:
-    """Stop: a state that lives on the host alone is not ranked by this release."""
-    raise SystemExit(
-        "statecache: --enable-hierarchical-cache is not supported with --kv-cache-plugin statecache"
-    )
-
-
 def hook_server_args(
     add_cli_args: Callable[..., Any],
     from_cli_args: Callable[..., Any],
@@ -300,12 +293,13 @@ class Patch(Protocol):
         """Take it back."""
 
 
-class AdmissionPatch:
-    """Puts a wrapper around `PrefillAdder.add_one_req`, and takes it off again."""
+class AroundPatch:
+    """Puts a wrapper around a method of SGLang, and takes it off again."""
 
-    def __init__(self, around: Callable[..., Any]) -> None:
-        self._adder: Any = load(at.ADDER).PrefillAdder
-        self._original = self._adder.add_one_req
+    def __init__(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        self._owner = owner
+        self._name = name
+        self._original = getattr(owner, name)
         self._around = around
 
     def install(self) -> None:
@@ -313,14 +307,19 @@ class AdmissionPatch:
         original, around = self._original, self._around
 
         @functools.wraps(original)
-        def add_one_req(adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
-            return around(original, adder, req, *args, **kwargs)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
 
-        self._adder.add_one_req = add_one_req
+        setattr(self._owner, self._name, wrapper)
 
     def remove(self) -> None:
         """Take it off."""
-        self._adder.add_one_req = self._original
+        setattr(self._owner, self._name, self._original)
+
+
+def admission_patch(around: Callable[..., Any]) -> Patch:
+    """Return a patch that puts `around` around `PrefillAdder.add_one_req`."""
+    return AroundPatch(load(at.ADDER).PrefillAdder, "add_one_req", around)
 
 
 class TreeCorePatch:

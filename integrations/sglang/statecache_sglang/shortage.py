@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from statecache_sglang import seams
+from statecache_sglang import host_seams, seams
 
 _log = logging.getLogger("statecache.sglang")
 _MAMBA = seams.mamba_type()
@@ -26,7 +26,8 @@ class PatientMambaComponent(_MambaComponent):  # type: ignore[misc]
     _reserved: Any = None
     _reserved_checkpoint: Any = None
 
-    def _skip(self, what: str) -> None:
+    def skip(self, what: str) -> None:
+        """Count something that there was no slot for; log the first one."""
         self.skipped += 1
         if self.skipped == 1:
             _log.warning("statecache: every state slot is in use: %s", what)
@@ -41,7 +42,7 @@ class PatientMambaComponent(_MambaComponent):  # type: ignore[misc]
         """
         try:
             if not self._reserve(req, is_finished):
-                self._skip("this step of the request was not cached")
+                self.skip("this step of the request was not cached")
                 return 0
             length: int | None = super().prepare_for_caching_req(
                 req, insert_params, token_ids_len, is_finished
@@ -93,7 +94,7 @@ class PatientMambaComponent(_MambaComponent):  # type: ignore[misc]
             node = result.best_match_node
             state = self.tree_core.get_component_device_value(node, _MAMBA)
             if state is not None and not self._make_room(node):
-                self._skip("a matched prefix was not reused")
+                self.skip("a matched prefix was not reused")
                 return self.tree_core.empty_match_result
         return super().finalize_match_result_in_cache(params, result)
 
@@ -127,6 +128,8 @@ def admit_all_or_none(
         return original(adder, req, *args, **kwargs)
     waiting = [*adder.can_run_list, req]
     needed = sum(seams.missing_state_slots(pool, one) for one in waiting)
+    if req.mamba_host_hit_length > 0 and not req.kv.holds_mamba:
+        needed += 1  # for the state that comes back to the tree
     free = seams.free_state_slots(pool.mamba_allocator)
     if needed > free:
         # As SGLang itself does a few lines on: the request's own prefix cannot make room.
@@ -137,3 +140,42 @@ def admit_all_or_none(
         if needed > free + evictable:
             return seams.no_room()
     return original(adder, req, *args, **kwargs)
+
+
+def load_back_or_wait(original: Callable[..., Any], cache: Any, params: Any) -> Any:
+    """Around `UnifiedRadixCache.init_load_back`: a request never goes on without its state.
+
+    A state that comes back takes two slots, of the tree and of the request; without both the
+    request waits (None is "not now" to `PrefillAdder.add_one_req`). Where the load fails for
+    another reason SGLang 0.5.23 goes on with the shorter prefix of the device but without the
+    state at its end.
+    """
+    if not cache.supports_mamba():
+        return original(cache, params)
+    req, best = params.req, params.best_match_node
+    core = cache.tree_core
+    on_host = not req.kv.holds_mamba and core.component_has_host_value_only(best, _MAMBA)
+    if on_host and not _two_slots(cache):
+        cache.components[_MAMBA].skip("a state on the host was not loaded back yet")
+        return None
+    loaded = original(cache, params)
+    if on_host and loaded is not None and core.component_has_host_value_only(best, _MAMBA):
+        return loaded if _copy_state(cache, loaded[1], req) else None
+    return loaded
+
+
+def _two_slots(cache: Any) -> bool:
+    allocator = cache.req_to_token_pool.mamba_allocator
+    missing = 2 - seams.free_state_slots(allocator)
+    if missing > 0:
+        seams.evict_states(cache, missing)
+    return seams.free_state_slots(allocator) >= 2
+
+
+def _copy_state(cache: Any, node: int, req: Any) -> bool:
+    """Have the request start from the state of this node, as after a match that ended there."""
+    if cache.tree_core.get_component_device_value(node, _MAMBA) is None:
+        return True  # the root: there is nothing to start from
+    params, match = host_seams.match_ending_at(cache.tree_core, node, req)
+    cache.components[_MAMBA].finalize_match_result_in_cache(params, match)
+    return bool(req.kv.holds_mamba)

@@ -7,7 +7,7 @@ never used twice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import ParamSpec, TypeVar
 
 from statecache import StateIndex
@@ -23,6 +23,9 @@ class StateBook:
 
     `below` answers which of some states sit under a node of the engine's tree. Locks stay the
     engine's: a walk asks about each proposal, so they cannot drift apart from the index.
+
+    With a hierarchical cache a state may live on the host alone. A match can still restart from
+    it, so it stays in the index as a shallower neighbour, pinned until it is back or gone.
     """
 
     def __init__(self, settings: Settings, below: Callable[[int, list[int]], list[int]]) -> None:
@@ -32,13 +35,18 @@ class StateBook:
         self._parent: dict[int, int | None] = {}
         self._children: dict[int | None, dict[int, None]] = {None: {}}
         self._proposed: set[int] = set()
+        self._host_only: set[int] = set()
 
     def put(self, state: int, depth: int, nearest_first: Iterable[int], *, is_leaf: bool) -> None:
         """A state was cached at `depth`; its ancestor nodes come nearest first.
 
         A node without children cannot have states below it, so none are looked for. Cached again
-        is a use.
+        or loaded back from the host is a use.
         """
+        if state in self._host_only:
+            self._host_only.discard(state)
+            self._index.unpin(state)
+            return
         if state in self._parent:
             self._index.touch(state)
             return
@@ -76,12 +84,24 @@ class StateBook:
             self._proposed.discard(state)
         else:
             self._index.erase(state)
+        self._host_only.discard(state)
         parent = self._parent.pop(state)
         siblings = self._children[parent]
         del siblings[state]
         for child in self._children.pop(state):
             self._parent[child] = parent
             siblings[child] = None
+
+    def left_device(self, state: int, depth: int) -> None:
+        """The engine dropped the device copy of the state of this node; the host copy stays."""
+        if state not in self._parent or state in self._host_only:
+            return
+        if state in self._proposed:
+            self._index.evicted(state)
+            self._proposed.discard(state)
+            self._index.insert(state, depth, self._parent[state], list(self._children[state]))
+        self._index.pin(state)
+        self._host_only.add(state)
 
     def begin_walk(self) -> None:
         """Start one eviction pass."""
@@ -101,28 +121,40 @@ class StateBook:
         self._proposed.clear()
         self._index.end_walk()
 
-    def child_of(self, state: int) -> int | None:
-        """Return a state directly below `state`, if there is one."""
-        return next(iter(self._children[state]), None)
+    def next_below(self, state: int) -> int | None:
+        """Return a device state below `state` with no other one in between, if there is one."""
+        waiting = list(self._children[state])
+        while waiting:
+            found = waiting.pop(0)
+            if found not in self._host_only:
+                return found
+            waiting += self._children[found]
+        return None
 
     def above(self, state: int) -> list[int]:
-        """Return the shallower states on the path of `state`, deepest first."""
+        """Return the shallower device states on the path of `state`, deepest first."""
         found = []
         at = self._parent[state]
         while at is not None:
-            found.append(at)
+            if at not in self._host_only:
+                found.append(at)
             at = self._parent[at]
         return found
 
     def states(self) -> Sequence[int]:
-        """Return every resident state, oldest first."""
-        return tuple(self._parent)
+        """Return every state on the device, oldest first."""
+        return tuple(state for state in self._parent if state not in self._host_only)
+
+    def on_host_alone(self) -> Set[int]:
+        """Return the states that live on the host alone."""
+        return self._host_only
 
     def __contains__(self, state: int) -> bool:
         return state in self._parent
 
     def __len__(self) -> int:
-        return len(self._parent)
+        """How many states are on the device."""
+        return len(self._parent) - len(self._host_only)
 
     def priority(self, state: int) -> float:
         """Return the priority the index gives to `state`."""
@@ -141,6 +173,34 @@ class StateBook:
         listed = {c: p for p, children in self._children.items() for c in children}
         if listed != self._parent:
             raise RuntimeError("children and parents of the states disagree")
+
+
+class BackupLocks:
+    """Nodes that a write-through to the host keeps locked.
+
+    SGLang locks them as a request does, but a copy that was made is no use of the state.
+    """
+
+    def __init__(self) -> None:
+        self._running: set[int] = set()
+        self._made: int | None = None
+
+    def begin(self, node: int) -> None:
+        """A write-through locked this node."""
+        self._running.add(node)
+
+    def end(self, node: int) -> None:
+        """The write-through of this node is through: the next release of it is its own."""
+        if node in self._running:
+            self._running.discard(node)
+            self._made = node
+
+    def last_request_left(self, node: int, locks: int) -> bool:
+        """Whether a release that left so many locks was the last request's."""
+        if node == self._made:
+            self._made = None
+            return False
+        return locks == (node in self._running)
 
 
 class Advisor:

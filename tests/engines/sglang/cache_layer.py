@@ -168,6 +168,11 @@ class Traffic:
 
     # What a scheduler makes of it.
 
+    def start(self, tokens, **namespace):
+        """What can be reused, and a lock on it."""
+        match = self.match(tokens, **namespace)
+        return match.device_prefix_len, self.lock(match.best_match_node)
+
     def hit(self, tokens, **namespace) -> int:
         return self.match(tokens, **namespace).device_prefix_len
 
@@ -191,9 +196,8 @@ class Traffic:
         Returns its hit, or None when a state or its KV found no room; the pieces cached until
         then stay.
         """
-        match = self.match(tokens, **namespace)
-        hit = cached = match.device_prefix_len
-        lock = self.lock(match.best_match_node)
+        hit, lock = self.start(tokens, **namespace)
+        cached = hit
         try:
             for piece in range(1, pieces + 1):
                 end = cached + (len(tokens) - cached) * piece // pieces
@@ -246,20 +250,19 @@ class Traffic:
 
     def abort(self, tokens, **namespace) -> int:
         """A request that is admitted, gets its slots and is aborted before it caches anything."""
-        match = self.match(tokens, **namespace)
-        lock = self.lock(match.best_match_node)
+        hit, lock = self.start(tokens, **namespace)
         slot = self.state_slot()
-        fresh = self.kv_slots(len(tokens) - match.device_prefix_len)
+        fresh = self.kv_slots(len(tokens) - hit)
         if slot is not None:
             self.state_pool.free(slot)
         if fresh is not None and len(fresh):
             self.allocator.free(fresh)
         self.unlock(lock)
-        return match.device_prefix_len
+        return hit
 
     def hold(self, tokens, **namespace) -> None:
         """Lock the node a match of `tokens` ends at, as a running request does."""
-        self.held.append(self.lock(self.match(tokens, **namespace).best_match_node))
+        self.held.append(self.start(tokens, **namespace)[1])
 
     def let_go(self, at: int = 0) -> None:
         self.unlock(self.held.pop(at))
@@ -274,9 +277,13 @@ class Traffic:
         """Slots of the states in the tree, sorted."""
         return sorted(self.core.all_mamba_values_flatten().tolist())
 
+    def sane(self) -> None:
+        """SGLang's own invariants."""
+        self.cache.sanity_check()
+
     def check(self) -> None:
         """SGLang's own invariants, and: cached + free = total, for both pools."""
-        self.core.sanity_check([], [])
+        self.sane()
         cached = self.core.all_mamba_values_flatten().numel()
         assert cached + self.state_pool.available_size() == self.slots
         kv = self.core.all_values_flatten().numel()

@@ -48,6 +48,20 @@ def operations(seed: int, count: int) -> Iterator[tuple]:
             yield "flush", (), {}
 
 
+def host_operations(seed: int, count: int) -> Iterator[tuple]:
+    """The same with a host tier: its copies are noted late, and it is under pressure too."""
+    rng = random.Random(seed)
+    for operation in operations(seed, count):
+        yield operation
+        kind = rng.random()
+        if kind < 0.40:
+            yield "events", (), {}
+        elif kind < 0.44:
+            yield "evict_host", (rng.randint(1, 2), 0), {}
+        elif kind < 0.47:
+            yield "evict_host", (0, rng.randint(1, 40)), {}
+
+
 def perform(traffic, operation):
     method, arguments, namespace = operation
     return getattr(traffic, method)(*arguments, **namespace)

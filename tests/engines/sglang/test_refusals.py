@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import types
 
 import pytest
 from cache_layer import CORES, FULL, MAMBA, Traffic, plugin
@@ -11,7 +12,11 @@ from sglang.srt.mem_cache import unified_radix_cache
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components import MambaComponent
 
+from statecache.settings import Settings
+from statecache_sglang.refusals import refuse
+
 SWA = ComponentType.SWA
+INT8_AND_HOST = "statecache: --enable-hierarchical-cache is not supported with --statecache-int8"
 
 
 class OtherStates(MambaComponent):
@@ -39,11 +44,20 @@ def test_a_cache_the_index_cannot_lead_stops_the_server(name):
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_hierarchical_cache_is_refused_by_the_cores_too(core):
-    with plugin(policy="gds"):
+def test_host_copies_of_int8_states_are_refused_by_the_cores_too(core):
+    with plugin(policy="gds", int8=True, int8_slots=8):
         traffic = Traffic(core)
-    with pytest.raises(SystemExit, match="--enable-hierarchical-cache is not supported"):
+    with pytest.raises(SystemExit) as stopped:
         traffic.core.set_hicache_enabled()
+    assert stopped.value.code == INT8_AND_HOST
+    assert not traffic.core.enable_hicache
+
+
+def test_a_server_with_a_host_tier_and_int8_states_stops():
+    asked = types.SimpleNamespace(enable_hierarchical_cache=True)
+    with pytest.raises(SystemExit) as stopped:
+        refuse(asked, Settings.from_given({"kv_cache_plugin": "statecache", "int8": True}, {}))
+    assert stopped.value.code == INT8_AND_HOST
 
 
 def test_a_model_without_states_is_left_alone(caplog):

@@ -204,6 +204,8 @@ def not_supported() -> dict[str, object]:
         "radix_cache_backend": "flexkv",
         "speculative_algorithm": "NGRAM",
         "disaggregation_mode": "prefill",
+        "hicache_storage_backend": "file",
+        "hicache_host_memory_mode": "buffer_only",
     }
     return {field: {**numbers, **words}.get(field, True) for field in REFUSED}
 

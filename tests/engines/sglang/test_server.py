@@ -22,6 +22,16 @@ CONFIGURATIONS = {
     "lru": ("--kv-cache-plugin", "statecache", "--statecache-policy", "lru"),
     "gds": ("--kv-cache-plugin", "statecache"),
 }
+# Ten states on the device and twice as many on the host.
+HOST = (
+    *CONFIGURATIONS["gds"],
+    "--enable-hierarchical-cache",
+    *("--max-mamba-cache-size", "10"),
+    *("--hicache-ratio", "2"),
+    *("--hicache-write-policy", "write_back"),
+    *("--hicache-io-backend", "direct"),
+    *("--hicache-mem-layout", "page_first_direct"),
+)
 # The last two leave the number of states or the way to start open to the plugin and the user:
 # as many bytes as 8 + 1 states in full precision hold 25 int8 states, see below.
 INT8 = {
@@ -105,7 +115,8 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def answers(model, tmp_path_factory) -> dict[str, dict]:
     logs = tmp_path_factory.mktemp("servers")
-    return {name: ask(name, flags, model, logs) for name, flags in CONFIGURATIONS.items()}
+    asked = CONFIGURATIONS | {"gds host": HOST}
+    return {name: ask(name, flags, model, logs) for name, flags in asked.items()}
 
 
 @pytest.fixture(scope="session")
@@ -128,7 +139,7 @@ def ask(name: str, flags, model: Path, logs: Path, **how) -> dict:
     return found | {"log": log.read_text(errors="replace")}
 
 
-@pytest.mark.parametrize("name", ["lru", "gds"])
+@pytest.mark.parametrize("name", ["lru", "gds", "gds host"])
 @pytest.mark.parametrize("when", ["cold", "warm"])
 def test_the_tokens_are_those_of_sglang_alone(answers, name, when):
     expected = [answer["tokens"] for answer in answers["off"][when]]
@@ -157,6 +168,10 @@ def test_the_cores_in_use_are_the_plugins(answers):
         assert "Tree Core: IndexedRustCore" in answers[name]["log"]
         assert f"statecache: policy {name}, cost 1.862e-05,3.33e-06" in answers[name]["log"]
     assert "statecache: policy" not in answers["off"]["log"]
+    assert (
+        "Attached hybrid pool stack to UnifiedRadixCache: pools=KV + MAMBA"
+        in (answers["gds host"]["log"])
+    )
 
 
 def test_two_tensor_parallel_ranks_agree(model, tmp_path, answers):

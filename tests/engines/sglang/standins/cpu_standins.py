@@ -23,6 +23,12 @@ def shared_expert_gate(hidden_states, gate_weight, shared_output, output, *, do_
     output.copy_((output.float() + gated if do_add else gated).to(output.dtype))
 
 
+def host_copies(*_args, **_kwargs):
+    import host_copies as copies
+
+    copies.install()
+
+
 def install():
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -32,3 +38,5 @@ def install():
         f"{_OPS}.elementwise.elementwise._launch_fused_gate_sigmoid_mul": shared_expert_gate,
     }.items():
         HookRegistry.register(target, plain, HookType.REPLACE)
+    cache = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+    HookRegistry.register(f"{cache}.init_hicache", host_copies, HookType.BEFORE)
