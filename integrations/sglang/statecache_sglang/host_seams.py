@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from statecache_sglang import seam_table as at
+from statecache_sglang import names as at
 from statecache_sglang.seams import AroundPatch, Patch, full_type, load, mamba_type
 
 __all__ = ["backup_request", "load_back_patch", "match_ending_at", "wants_backup"]

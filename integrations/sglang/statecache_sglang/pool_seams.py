@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from statecache_sglang import seam_table as at
+from statecache_sglang import names as at
 from statecache_sglang.seams import load
 
 __all__ = [

@@ -5,67 +5,27 @@ Nothing of SGLang is imported before a seam is looked at.
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-import inspect
-from typing import Any
+from statecache.seam import Seam, methods
+from statecache_sglang.names import (
+    ACTIONS,
+    ADDER,
+    CACHE,
+    CHECKER,
+    CHECKPOINTS,
+    COMPONENTS,
+    CONFIGURATOR,
+    CONTEXT,
+    INTERFACE,
+    POOL,
+    PYTHON_CORE,
+    REGISTRY,
+    RUST_CORE,
+    STATS,
+)
 
-__all__ = ["SEAMS", "TESTED", "Seam"]
+__all__ = ["SEAMS", "TESTED"]
 
 TESTED = ("0.5.23",)
-
-# Where things are; `seams` looks in the same places.
-COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
-PYTHON_CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core"
-RUST_CORE = "sglang.srt.mem_cache.rust_tree_core.adapter"
-ACTIONS = "sglang.srt.mem_cache.unified_cache.cache_action"
-INTERFACE = "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface"
-REGISTRY = "sglang.srt.mem_cache.unified_cache.tree_core_registry"
-CACHE = "sglang.srt.mem_cache.unified_radix_cache"
-ADDER = "sglang.srt.managers.schedule_policy"
-CHECKPOINTS = "sglang.srt.mem_cache.mamba_checkpoint_pool"
-CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"
-ENGINE = "sglang.srt.entrypoints.engine"
-CHECKER = "sglang.srt.managers.scheduler_components.invariant_checker"
-STATS = "sglang.srt.managers.scheduler_components.pool_stats_observer"
-CONTEXT = "sglang.srt.runtime_context"
-POOL = "sglang.srt.mem_cache.memory_pool"
-
-
-@dataclasses.dataclass(frozen=True)
-class Seam:
-    """One thing of SGLang that is used, and what must hold for it."""
-
-    module: str
-    path: str
-    parameters: tuple[str, ...] = ()
-    base: str | None = None
-
-    def state(self) -> str:
-        """Return "ok", "missing", or "moved" with what is different."""
-        try:
-            found: Any = importlib.import_module(self.module)
-            for name in self.path.split("."):
-                found = inspect.getattr_static(found, name)
-        except (ImportError, AttributeError):
-            return "missing"
-        if isinstance(found, staticmethod | classmethod):
-            found = found.__func__
-        if self.base is not None and self.base not in [b.__name__ for b in found.__mro__[1:]]:
-            return f"moved (no longer a {self.base})"
-        if self.parameters:
-            names = tuple(inspect.signature(found).parameters)
-            if names != self.parameters:
-                return f"moved (takes {', '.join(names)})"
-        return "ok"
-
-
-def _seams(module: str, owner: str, methods: dict[str, str]) -> tuple[Seam, ...]:
-    return tuple(
-        Seam(module, f"{owner}.{name}", ("self", *parameters.split()))
-        for name, parameters in methods.items()
-    )
-
 
 _WALK = "tracker device_frees host_frees cache_actions"
 _EVICT = "device_frees host_frees cache_actions target"
@@ -75,7 +35,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam("sglang.srt.server_args", "ServerArgs.from_cli_args", ("cls", "args")),
     Seam("sglang.srt.server_args", "ServerArgs.resolve_once", ("self",)),
     Seam(COMPONENTS, "MambaComponent", ("cache", "params"), base="TreeComponent"),
-    *_seams(
+    *methods(
         f"{COMPONENTS}.mamba",
         "MambaComponent",
         {
@@ -97,7 +57,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(COMPONENTS, "EvictLayer.DEVICE"),
     Seam(COMPONENTS, "InternalStateBackup", ("node_id", "num_tokens")),
     Seam(PYTHON_CORE, "UnifiedTreeCore", ("params", "components")),
-    *_seams(
+    *methods(
         PYTHON_CORE,
         "UnifiedTreeCore",
         {
@@ -113,7 +73,7 @@ SEAMS: tuple[Seam, ...] = (
         },
     ),
     Seam(RUST_CORE, "RustUnifiedTreeCore", ("params",), base="UnifiedTreeCoreInterface"),
-    *_seams(
+    *methods(
         RUST_CORE,
         "RustUnifiedTreeCore",
         {
@@ -163,7 +123,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(REGISTRY, "resolve_tree_core_backend", ("name", "params")),
     Seam(CACHE, "select_tree_core_backend", ("params",)),
     Seam(CACHE, "COMPONENT_REGISTRY"),
-    *_seams(
+    *methods(
         CACHE,
         "UnifiedRadixCache",
         {
@@ -175,16 +135,16 @@ SEAMS: tuple[Seam, ...] = (
             "evict_for_alloc": "params allocation_reclaim_satisfied",
         },
     ),
-    *_seams(ADDER, "PrefillAdder", {"add_one_req": "req has_chunked_req truncation_align_size"}),
+    *methods(ADDER, "PrefillAdder", {"add_one_req": "req has_chunked_req truncation_align_size"}),
     Seam(ADDER, "AddReqResult.NO_TOKEN"),
     Seam(POOL, "HybridReqToTokenPool", base="ReqToTokenPool"),
     Seam(POOL, "HybridReqToTokenPool._init_mamba_pool"),
     Seam(CHECKPOINTS, "maybe_init_int8_mamba_checkpoint_pool"),
-    *_seams(CONFIGURATOR, "KVCacheConfigurator", {"_handle_max_mamba_cache": "total_rest_memory"}),
+    *methods(CONFIGURATOR, "KVCacheConfigurator", {"_handle_max_mamba_cache": "total_rest_memory"}),
     Seam("sglang.srt.mem_cache.base_prefix_cache", "EvictParams"),
     Seam("sglang.srt.mem_cache.base_prefix_cache", "MatchPrefixParams"),
     Seam("sglang.srt.mem_cache.base_prefix_cache", "MatchResult"),
-    *_seams(
+    *methods(
         CHECKER,
         "SchedulerInvariantChecker",
         {"_check_mamba_pool": "ps", "_requests_owning_rows": ""},

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, Protocol
 
-from statecache_sglang import seam_table as at
+from statecache_sglang import names as at
 
 __all__ = [
     "NO_CHECKPOINT",
@@ -78,7 +78,9 @@ def engine_version() -> str:
 
 def probe() -> list[tuple[str, str]]:
     """Look at every seam; return its name and "ok", "moved ..." or "missing"."""
-    return [(f"{seam.module}.{seam.path}", seam.state()) for seam in at.SEAMS]
+    from statecache_sglang import seam_table
+
+    return [(f"{seam.module}.{seam.path}", seam.state()) for seam in seam_table.SEAMS]
 
 
 # The classes and names of the engine.
