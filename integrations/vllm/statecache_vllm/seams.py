@@ -29,6 +29,7 @@ __all__ = [
     "load",
     "plain_hash",
     "probe",
+    "rebuilt_queue",
     "share_log",
     "state_tensors",
     "worker_base",
@@ -174,6 +175,36 @@ def cached_copies(pool: Any) -> Callable[[Any], Any]:
     """Return a function from a key to the block cached under it, or a dict of several, or None."""
     get: Callable[[Any], Any] = pool.cached_block_hash_to_block._cache.get  # noqa: SLF001
     return get
+
+
+@functools.cache
+def rebuilt_queue() -> Any:
+    """Return vLLM's own free queue, in which a block that is put back twice is there once."""
+    base: Any = load(at.HASHES).FreeKVCacheBlockQueue
+
+    class RebuiltQueue(base):  # type: ignore[misc]
+        """vLLM's free queue, made from a pool that is in the middle of a call."""
+
+        def append_n(self, blocks: Sequence[Any]) -> None:
+            """Append; blocks that are here already move."""
+            self._leave(blocks)
+            super().append_n(blocks)
+
+        def prepend_n(self, blocks: Sequence[Any]) -> None:
+            """Prepend; blocks that are here already move."""
+            self._leave(blocks)
+            super().prepend_n(blocks)
+
+        def append(self, block: Any) -> None:
+            """Append; a block that is here already moves."""
+            self.append_n([block])
+
+        def _leave(self, blocks: Sequence[Any]) -> None:
+            for block in blocks:
+                if block.prev_free_block is not None:
+                    self.remove(block)
+
+    return RebuiltQueue
 
 
 def key_of(block_hash: bytes, group: int) -> bytes:

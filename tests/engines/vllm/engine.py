@@ -14,6 +14,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
     VLLM_NO_USAGE_STATS="1",
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    OMP_NUM_THREADS="1",  # more threads than free cores wait for each other for minutes
 )
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 

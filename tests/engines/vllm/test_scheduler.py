@@ -3,9 +3,8 @@
 import random
 
 import pytest
-from scheduled import Run, words
+from scheduled import Run, traffic, words
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
-from vllm.v1.request import RequestStatus
 
 ORDERS = ["stock", "reuse", "gds"]
 POOL = {"checkpoints": "native", "checkpoint_slots": 64}
@@ -14,29 +13,6 @@ PLUGINS = {
     "pool": POOL,
     "stock and pool": {**POOL, "block_order": "stock"},
 }
-
-
-def traffic(run, seed, steps):
-    """Random requests that share prefixes, some aborted, under pressure; yields after each step."""
-    rng = random.Random(seed)
-    prefixes = [words(rng, rng.randint(16, 160)) for _ in range(6)]
-    open_requests = []
-    for _ in range(steps):
-        if rng.random() < 0.35 and len(open_requests) < 12:
-            prompt = rng.choice(prefixes) + words(rng, rng.randint(1, 40))
-            if rng.random() < 0.3:
-                prefixes[rng.randrange(len(prefixes))] = prompt[:200]
-            open_requests.append(run.add(prompt, tokens=rng.randint(1, 20)))
-        if open_requests and rng.random() < 0.02:
-            name = open_requests.pop(rng.randrange(len(open_requests)))
-            if name in run.scheduler.requests:
-                run.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
-        if rng.random() < 0.01:
-            run.pool.evict_blocks({rng.randrange(1, len(run.pool.blocks)) for _ in range(3)})
-        run.step()
-        open_requests = [name for name in open_requests if name in run.scheduler.requests]
-        yield
-    run.finish()
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
@@ -50,6 +26,9 @@ def test_no_block_is_lost_or_doubled(model, share, plugin):
         run.check()
         if "pool" in plugin:
             run.planner.book.check()
+            assert len(run.restores) > 0
+        assert run.shadow.resumed > 0
+        assert run.planner.guard.anomalies == 0
         assert run.planner._requests == {}
         assert run.planner._proven | run.planner._looked_up == set()
         assert run.pool.get_num_free_blocks() == 69
