@@ -7,15 +7,45 @@ where one of them happens to fall on a multiple of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+from statecache.settings import Settings, flag_of
 from statecache_vllm.guard import Guard
 from statecache_vllm.seams import SplitPatch
 
-__all__ = ["clip", "end_chunks_at"]
+__all__ = ["clip", "end_chunks_at", "settle_interval"]
+
+_DEFAULT_INTERVAL = 8192
 
 _patch: SplitPatch | None = None
+
+
+def settle_interval(settings: Settings, cache_config: Any, kv_cache_config: Any) -> int:
+    """Set after how many tokens vLLM keeps a state; never denser than the user's own setting.
+
+    `prefix_cache_retention_interval` of vLLM 0.32: None keeps every one, 0 only prompt ends and
+    junctions. The block size is known only now: vLLM enlarges it for a hybrid model after it has
+    made its configuration. Returns the interval in force, 0 for none.
+    """
+    block = math.lcm(*(g.kv_cache_spec.block_size for g in kv_cache_config.kv_cache_groups))
+    wanted = settings.checkpoint_interval
+    if wanted is None:
+        pool = settings.checkpoint_mode is not None
+        wanted = -(-_DEFAULT_INTERVAL // block) * block if pool else 0
+    elif wanted % block:
+        raise SystemExit(
+            f"statecache: {flag_of('checkpoint_interval')} {wanted} must be a multiple of the"
+            f" block size, {block} tokens"
+        )
+    own = cache_config.prefix_cache_retention_interval
+    if wanted == 0:
+        return own or 0
+    interval = max(wanted, own) if own else wanted
+    cache_config.prefix_cache_retention_interval = interval
+    kv_cache_config.prefix_cache_retention_interval = interval
+    return int(interval)
 
 
 def clip(start: int, tokens: int, interval: int) -> int:

@@ -11,7 +11,7 @@ from statecache_vllm import seams
 from statecache_vllm.block_queue import BlockQueue, StockQueue
 from statecache_vllm.checkpoint_book import CheckpointBook
 from statecache_vllm.checkpoint_memory import pool_slots
-from statecache_vllm.chunks import end_chunks_at
+from statecache_vllm.chunks import end_chunks_at, settle_interval
 from statecache_vllm.gds_queue import GdsQueue
 from statecache_vllm.guard import Guard, GuardedQueue, vllms_own_queue
 from statecache_vllm.reuse_queue import ReuseQueue
@@ -19,6 +19,8 @@ from statecache_vllm.reuse_queue import ReuseQueue
 _log = logging.getLogger("statecache.vllm")
 
 Copy = tuple[int, int, tuple[int, ...]]
+# Chats that share a system prompt often share no more tokens than this.
+_TYPICAL_PROMPT = 512
 
 
 class Planner:
@@ -39,8 +41,8 @@ class Planner:
                     " layers only"
                 )
             self._slots = pool_slots(settings, vllm_config, kv_cache_config)
-        interval = vllm_config.cache_config.prefix_cache_retention_interval or 0
-        end_chunks_at(interval, self.guard)
+        self._interval = settle_interval(settings, vllm_config.cache_config, kv_cache_config)
+        end_chunks_at(self._interval, self.guard)
         self.queue: BlockQueue | None = None
         self.book: CheckpointBook | None = None
         self._requests: dict[str, Any] = {}
@@ -103,14 +105,17 @@ class Planner:
         if isinstance(queue, ReuseQueue):
             manager.allocate_slots = self._allocate(manager.allocate_slots, queue)
         _log.info(
-            "statecache: block order %s over %d blocks of %d tokens; %d checkpoint slots."
-            " The smallest prefix that can be reused is %d tokens",
+            "statecache: block order %s over %d blocks of %d tokens; %d checkpoint slots; a state"
+            " every %s tokens",
             self._settings.block_order,
             queue.num_free_blocks,
             self._block,
             self._slots,
-            self._block,
+            self._interval or "(none)",
         )
+        level = logging.WARNING if self._block > _TYPICAL_PROMPT else logging.INFO
+        what = "statecache: the smallest prefix that can be reused is %d tokens"
+        _log.log(level, what, self._block)
 
     # What happens when a part of the plugin fails.
 
@@ -268,33 +273,18 @@ class Planner:
         if any(hits[group] < depth * block for group in self._attention):
             return found
         kv = {group: list(by_group[group][:depth]) for group in self._attention}
-        fresh = self._fresh_blocks([one for blocks in kv.values() for one in blocks])
+        kept = [one for blocks in kv.values() for one in blocks]
+        fresh = seams.fresh_blocks(pool, len(self._states), kept)
         if fresh is None or self.book is None or state not in book.tree:
             return found
         null = [pool.null_block] * (depth - 1)
         taken = dict(zip(self._states, fresh, strict=True))
-        groups = [kv[group] if group in kv else [*null, taken[group]] for group in self._groups()]
+        every = sorted([*self._attention, *self._states])
+        groups = [kv[group] if group in kv else [*null, taken[group]] for group in every]
         ids = tuple(one.block_id for one in fresh)
         self._planned[request.request_id] = (state, slot, ids)
         tokens = depth * block
         return seams.kv_blocks(groups), tokens, resident if resident > tokens else 0
-
-    def _groups(self) -> list[int]:
-        return sorted([*self._attention, *self._states])
-
-    def _fresh_blocks(self, kept: Sequence[Any]) -> list[Any] | None:
-        """Return a free block for each state group, none of them of `kept`."""
-        pool = self._pool
-        pool.touch(kept)
-        fresh = None
-        try:
-            if pool.get_num_free_blocks() >= len(self._states):
-                fresh = pool.get_new_blocks(len(self._states))
-        finally:
-            pool.free_blocks(reversed(kept))
-        if fresh is not None:
-            pool.free_blocks(fresh)
-        return fresh
 
     def _allocate(self, original: Callable[..., Any], queue: ReuseQueue) -> Callable[..., Any]:
         """Around `KVCacheManager.allocate_slots`: whose blocks are proven."""
@@ -344,19 +334,18 @@ class Planner:
         planned = self._planned.pop(request.request_id, None)
         if planned is not None:
             self._restores.append(planned)
-            held = [blocks.blocks[group] for group in self._states]
-            for own, block_id in zip(held, planned[2], strict=True):
-                if block_id not in [block.block_id for block in own]:
-                    # Not guarded: the request must not go on from a block without its state.
-                    raise RuntimeError(
-                        "statecache: vLLM did not take the block of a restored state"
-                    )
+            held = [{one.block_id for one in blocks.blocks[group]} for group in self._states]
+            if any(at not in own for at, own in zip(planned[2], held, strict=True)):
+                # Not guarded: the request must not go on from a block without its state.
+                raise RuntimeError("statecache: vLLM did not take the block of a restored state")
         self._note_admitted(self._hit.pop(request.request_id, None), planned)
 
     def _use_admitted(self, hit: int | None, planned: Copy | None) -> None:
-        if self.book is not None and hit is not None and hit in self.book.tree:
+        if self.book is None:
+            return
+        if hit is not None and hit in self.book.tree:
             self.book.tree.use(hit)
-        if self.book is not None and planned is not None:
+        if planned is not None:
             self.book.restored(planned[0])
 
     def plan(self, block_state: Any) -> tuple[list[Copy], list[Copy]]:
@@ -376,7 +365,7 @@ class Planner:
 
     def _stores_of(self, block_state: Any) -> list[Copy]:
         stores: list[Copy] = []
-        offered = {} if block_state is None else block_state.boundary_state_offloads
+        offered = block_state.boundary_state_offloads if block_state is not None else {}
         for name, offers in offered.items():
             request = self._requests.get(name)
             if request is not None:

@@ -21,6 +21,7 @@ __all__ = [
     "connect",
     "connector_bases",
     "engine_version",
+    "fresh_blocks",
     "groups_of",
     "hook_engine_args",
     "is_mamba",
@@ -239,6 +240,20 @@ def groups_of(config: Any) -> tuple[list[int], list[int], list[int]]:
         kind = states if is_mamba(spec) else attention if isinstance(spec, full) else other
         kind.append(index)
     return states, attention, other
+
+
+def fresh_blocks(pool: Any, count: int, kept: Sequence[Any]) -> list[Any] | None:
+    """Return `count` blocks to write to, none of them of `kept`; they stay free until admission."""
+    pool.touch(kept)
+    fresh: list[Any] | None = None
+    try:
+        if pool.get_num_free_blocks() >= count:
+            fresh = pool.get_new_blocks(count)
+    finally:
+        pool.free_blocks(reversed(kept))
+    if fresh is not None:
+        pool.free_blocks(fresh)
+    return fresh
 
 
 def kv_blocks(groups: Sequence[Sequence[Any]]) -> Any:

@@ -173,15 +173,28 @@ class Run:
 
     def step(self) -> Any:
         """One step of the engine; every store is reported as done."""
+        planned = self.schedule()
+        self.report(planned)
+        return planned
+
+    def schedule(self) -> Any:
+        """The first half of a step: what the workers are asked to do."""
         self.shadow.before()
         planned = self.scheduler.schedule()
         self.shadow.after(planned)
         for one in planned.scheduled_new_reqs:
             self.cached[one.req_id] = one.num_computed_tokens
+        return planned
+
+    def report(self, planned: Any) -> None:
+        """The second half of a step: the workers have done it."""
         names = list(planned.num_scheduled_tokens)
         sampled = []
         for name in names:
-            request = self.scheduler.requests[name]
+            request = self.scheduler.requests.get(name)
+            if request is None:  # aborted in the meantime
+                sampled.append([])
+                continue
             end = request.num_computed_tokens
             self.chunk_ends.setdefault(name, []).append(end)
             sampled.append([] if end < request.num_tokens else [7])
@@ -201,7 +214,6 @@ class Run:
             kv_connector_output=report,
         )
         self.scheduler.update_from_output(planned, output)
-        return planned
 
     def finish(self, limit: int = 10_000) -> None:
         """Run until nothing is left to do."""
@@ -231,6 +243,13 @@ class Run:
 
 def words(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(3, 300) for _ in range(count)]
+
+
+def without_states(run: Run) -> None:
+    """Every block of a state loses its hash: only checkpoints can serve what KV is there for."""
+    run.pool.evict_blocks(
+        {b.block_id for b in run.pool.blocks if b.block_hash and b.block_hash[-1] < GROUPS}
+    )
 
 
 def traffic(run: Run, seed: int, steps: int) -> Iterator[None]:
