@@ -11,15 +11,26 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from statecache.errors import SettingsError
 from statecache.settings import Settings, flag_of
 from statecache_vllm.guard import Guard
 from statecache_vllm.seams import SplitPatch
 
-__all__ = ["clip", "end_chunks_at", "settle_interval"]
+__all__ = ["check_interval", "clip", "end_chunks_at", "settle_interval"]
 
 _DEFAULT_INTERVAL = 8192
 
 _patch: SplitPatch | None = None
+
+
+def check_interval(settings: Settings, block: int) -> None:
+    """Raise `SettingsError` if states are wanted inside blocks of `block` tokens."""
+    wanted = settings.checkpoint_interval
+    if wanted is not None and wanted % block:
+        raise SettingsError(
+            f"{flag_of('checkpoint_interval')} {wanted} must be a multiple of the block size,"
+            f" {block} tokens"
+        )
 
 
 def settle_interval(settings: Settings, cache_config: Any, kv_cache_config: Any) -> int:
@@ -34,11 +45,10 @@ def settle_interval(settings: Settings, cache_config: Any, kv_cache_config: Any)
     if wanted is None:
         pool = settings.checkpoint_mode is not None
         wanted = -(-_DEFAULT_INTERVAL // block) * block if pool else 0
-    elif wanted % block:
-        raise SystemExit(
-            f"statecache: {flag_of('checkpoint_interval')} {wanted} must be a multiple of the"
-            f" block size, {block} tokens"
-        )
+    try:
+        check_interval(settings, block)
+    except SettingsError as error:
+        raise SystemExit(f"statecache: {error}") from None
     own = cache_config.prefix_cache_retention_interval
     if wanted == 0:
         return own or 0
@@ -72,7 +82,10 @@ def _around(interval: int, guard: Guard) -> Callable[..., int]:
             return tokens  # decoding
         return clip(start, tokens, interval)
 
-    guarded_end = guard.wrap(end, lambda tokens, *_: tokens)
+    def as_it_was(tokens: int, *_: object) -> int:
+        return tokens
+
+    guarded_end = guard.wrap(end, as_it_was)
 
     def split(
         original: Callable[..., int],

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from statecache_vllm import seams
 
 __all__ = ["Guard", "GuardedQueue", "vllms_own_queue"]
 
 _log = logging.getLogger("statecache.vllm")
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
@@ -27,15 +26,18 @@ class Guard:
     def __init__(self) -> None:
         self.anomalies = 0
 
-    def wrap(self, call: Callable[_P, _T], instead: Callable[..., _T]) -> Callable[_P, _T]:
-        """Return `call` that never raises an `Exception`: then it returns what `instead` does."""
+    def wrap(self, call: Callable[..., _T], instead: Callable[..., _T]) -> Callable[..., _T]:
+        """Return `call` that never raises an `Exception`: then it returns what `instead` does.
 
-        def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        Positional arguments only: some of these calls are made for every block.
+        """
+
+        def guarded(*args: Any) -> _T:
             try:
-                return call(*args, **kwargs)
+                return call(*args)
             except Exception:
                 self.count("an unexpected error", traceback=True)
-            return instead(*args, **kwargs)
+            return instead(*args)
 
         return guarded
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from statecache.settings import Settings, flag_of
 from statecache_vllm import refusals, seams
+from statecache_vllm.chunks import check_interval
 from statecache_vllm.seam_table import TESTED
 
 _log = logging.getLogger("statecache.vllm")
@@ -22,6 +23,9 @@ def configure(settings: Settings, engine_args: Any, create: Callable[[], Any]) -
     seams.share_log()
     check_seams(settings)
     refusals.refuse(engine_args, pool=settings.checkpoint_mode is not None)
+    if engine_args.block_size is not None:
+        # The block can only become a multiple of this one, in processes that start later.
+        check_interval(settings, engine_args.block_size)
     given = {name: getattr(settings, name) for name in settings.given}
     if "cost" in given:
         given["cost"] = f"{settings.cost[0]!r},{settings.cost[1]!r}"

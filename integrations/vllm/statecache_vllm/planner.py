@@ -224,8 +224,7 @@ class Planner:
             self._note_hit(book, request, found[1])
         return found
 
-    def _without_checkpoints(self, book: CheckpointBook, request: Any, found: Any) -> Any:
-        del book
+    def _without_checkpoints(self, _: CheckpointBook, request: Any, found: Any) -> Any:
         self._planned.pop(request.request_id, None)
         self._end_book()
         return found
@@ -355,9 +354,8 @@ class Planner:
             return restores, []
         return restores, self._note_committed(block_state)
 
-    def _no_stores(self, block_state: Any) -> list[Copy]:
+    def _no_stores(self, *_: object) -> list[Copy]:
         """States are told to the book or, without one, to the queue: that one failed."""
-        del block_state
         if self.book is None:
             self._hand_over()
         self._end_book()
