@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 from engine import document, run, texts
-from scheduled import Run, traffic
+from scheduled import Run, traffic, without_states
 from test_restore import drop_state_blocks
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
@@ -158,6 +158,17 @@ class _AlwaysPlanned(dict):
 
     def pop(self, *_):
         return 0, 0, (97, 98, 99)
+
+
+def test_a_restore_that_is_not_sent_would_be_seen(monkeypatch, model):
+    """What the tests above rely on: the shadow worker finds a block without its state."""
+    one = Run(model, blocks=100, plugin=POOL)
+    prompt = document(1, 300)
+    one.ask(prompt)
+    without_states(one)
+    monkeypatch.setattr(one.planner, "plan", lambda _: ([], []))
+    with pytest.raises(AssertionError):
+        one.ask(prompt)
 
 
 # The same on a real model: what comes out is what vLLM without the plugin says.
