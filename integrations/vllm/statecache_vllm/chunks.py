@@ -7,14 +7,55 @@ where one of them happens to fall on a multiple of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+from statecache.errors import SettingsError
+from statecache.settings import Settings, flag_of
+from statecache_vllm.guard import Guard
 from statecache_vllm.seams import SplitPatch
 
-__all__ = ["clip", "end_chunks_at"]
+__all__ = ["check_interval", "clip", "end_chunks_at", "settle_interval"]
+
+_DEFAULT_INTERVAL = 8192
 
 _patch: SplitPatch | None = None
+
+
+def check_interval(settings: Settings, block: int) -> None:
+    """Raise `SettingsError` if states are wanted inside blocks of `block` tokens."""
+    wanted = settings.checkpoint_interval
+    if wanted is not None and wanted % block:
+        raise SettingsError(
+            f"{flag_of('checkpoint_interval')} {wanted} must be a multiple of the block size,"
+            f" {block} tokens"
+        )
+
+
+def settle_interval(settings: Settings, cache_config: Any, kv_cache_config: Any) -> int:
+    """Set after how many tokens vLLM keeps a state; never denser than the user's own setting.
+
+    `prefix_cache_retention_interval` of vLLM 0.32: None keeps every one, 0 only prompt ends and
+    junctions. The block size is known only now: vLLM enlarges it for a hybrid model after it has
+    made its configuration. Returns the interval in force, 0 for none.
+    """
+    block = math.lcm(*(g.kv_cache_spec.block_size for g in kv_cache_config.kv_cache_groups))
+    wanted = settings.checkpoint_interval
+    if wanted is None:
+        pool = settings.checkpoint_mode is not None
+        wanted = -(-_DEFAULT_INTERVAL // block) * block if pool else 0
+    try:
+        check_interval(settings, block)
+    except SettingsError as error:
+        raise SystemExit(f"statecache: {error}") from None
+    own = cache_config.prefix_cache_retention_interval
+    if wanted == 0:
+        return own or 0
+    interval = max(wanted, own) if own else wanted
+    cache_config.prefix_cache_retention_interval = interval
+    kv_cache_config.prefix_cache_retention_interval = interval
+    return int(interval)
 
 
 def clip(start: int, tokens: int, interval: int) -> int:
@@ -23,18 +64,29 @@ def clip(start: int, tokens: int, interval: int) -> int:
     return boundary - start if boundary < start + tokens else tokens
 
 
-def end_chunks_at(interval: int) -> None:
+def end_chunks_at(interval: int, guard: Guard) -> None:
     """Have the schedulers of this process end prefill chunks at multiples of `interval`."""
     global _patch
     if _patch is not None:
         _patch.remove()
         _patch = None
     if interval:
-        _patch = SplitPatch(_around(interval))
+        _patch = SplitPatch(_around(interval, guard))
         _patch.install()
 
 
-def _around(interval: int) -> Callable[..., int]:
+def _around(interval: int, guard: Guard) -> Callable[..., int]:
+    def end(tokens: int, request: Any, found: int) -> int:
+        start = int(request.num_computed_tokens) + found
+        if start >= max(request.num_prompt_tokens, request.num_tokens - 1):
+            return tokens  # decoding
+        return clip(start, tokens, interval)
+
+    def as_it_was(tokens: int, *_: object) -> int:
+        return tokens
+
+    guarded_end = guard.wrap(end, as_it_was)
+
     def split(
         original: Callable[..., int],
         scheduler: Any,
@@ -43,17 +95,8 @@ def _around(interval: int) -> Callable[..., int]:
         num_new_local_computed_tokens: int = 0,
         num_external_computed_tokens: int = 0,
     ) -> int:
-        tokens = original(
-            scheduler,
-            request,
-            num_new_tokens,
-            num_new_local_computed_tokens,
-            num_external_computed_tokens,
-        )
-        start = int(request.num_computed_tokens)
-        start += num_new_local_computed_tokens + num_external_computed_tokens
-        if start >= max(request.num_prompt_tokens, request.num_tokens - 1):
-            return tokens  # decoding
-        return clip(start, tokens, interval)
+        found = (num_new_local_computed_tokens, num_external_computed_tokens)
+        tokens = original(scheduler, request, num_new_tokens, *found)
+        return guarded_end(tokens, request, sum(found))
 
     return split

@@ -11,6 +11,7 @@ from typing import Any
 
 from statecache.settings import Settings
 from statecache_vllm import seams
+from statecache_vllm.guard import Guard
 
 _BASES = seams.connector_bases()
 _Base: Any = _BASES[0]
@@ -33,10 +34,12 @@ class Stored(_WorkerMetadata):  # type: ignore[misc]
 
     states: tuple[int, ...]
     refused: tuple[int, ...]
+    failed: bool = False
 
     def aggregate(self, other: Any) -> Stored:
-        """A state that one shard refused is refused."""
-        return Stored(self.states, tuple({*self.refused, *other.refused}))
+        """A state that one shard refused is refused; one worker that failed is enough."""
+        refused = tuple({*self.refused, *other.refused})
+        return Stored(self.states, refused, self.failed or other.failed)
 
 
 class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
@@ -49,10 +52,13 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
         self.settings = Settings.from_given(given, {})
         self._planner: Any = None
         self._store: Any = None
+        self.guard = Guard()
+        self._failed = False  # a store failed: this worker stores no more
         if seams.is_scheduler_role(role):
             from statecache_vllm.planner import Planner
 
             self._planner = Planner(self.settings, vllm_config, kv_cache_config)
+            self.guard = self._planner.guard
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -96,7 +102,7 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
         """The workers report what they stored."""
         stored = connector_output.kv_connector_worker_meta
         if isinstance(stored, Stored):
-            self._planner.stored(stored.states, stored.refused)
+            self._planner.stored(stored.states, stored.refused, failed=stored.failed)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
         """A request ended; its blocks are freed as always."""
@@ -129,20 +135,41 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
         self._store = CheckpointStore(self.settings, self._vllm_config, self._kv_cache_config)
 
     def restore(self, commands: Any) -> None:
-        """Bring states back; called before anything else in a step."""
-        if self._store is not None and isinstance(commands, StepCommands) and commands.restores:
+        """Bring states back; called before anything else in a step.
+
+        Not guarded: a request that was promised a state must not go on without it.
+        """
+        if isinstance(commands, StepCommands) and commands.restores:
+            if self._store is None:
+                raise RuntimeError("statecache: this worker has no checkpoints to restore from")
             self._store.restore(commands.restores)
 
     def wait_for_save(self) -> None:
         """Store what this step committed: called after the forward."""
         commands = self._connector_metadata
         if self._store is not None and isinstance(commands, StepCommands) and commands.stores:
-            self._store.store(commands.stores)
+            self.guard.wrap(self._save, self._note_failure)(commands.stores)
+
+    def _save(self, stores: Any) -> None:
+        if not self._failed:
+            self._store.store(stores)
+
+    def _note_failure(self, *_: object) -> None:
+        self._failed = True
 
     def build_connector_worker_meta(self) -> Stored | None:
         """Return what became of this step's stores."""
+        return self.guard.wrap(self._report, self._report_failure)()
+
+    def _report(self) -> Stored | None:
+        if self._failed:
+            return self._report_failure()
         report = None if self._store is None else self._store.report()
         return None if report is None else Stored(*report)
+
+    def _report_failure(self) -> Stored:
+        self._failed = True
+        return Stored((), (), failed=True)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Nothing is loaded layer by layer."""

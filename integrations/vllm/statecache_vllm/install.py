@@ -6,14 +6,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from statecache.errors import SettingsError
 from statecache.settings import Settings, flag_of
 from statecache_vllm import refusals, seams
+from statecache_vllm.chunks import check_interval
 from statecache_vllm.seam_table import TESTED
 
 _log = logging.getLogger("statecache.vllm")
-
-_DEFAULT_INTERVAL = 8192
 
 
 def configure(settings: Settings, engine_args: Any, create: Callable[[], Any]) -> Any:
@@ -25,6 +23,9 @@ def configure(settings: Settings, engine_args: Any, create: Callable[[], Any]) -
     seams.share_log()
     check_seams(settings)
     refusals.refuse(engine_args, pool=settings.checkpoint_mode is not None)
+    if engine_args.block_size is not None:
+        # The block can only become a multiple of this one, in processes that start later.
+        check_interval(settings, engine_args.block_size)
     given = {name: getattr(settings, name) for name in settings.given}
     if "cost" in given:
         given["cost"] = f"{settings.cost[0]!r},{settings.cost[1]!r}"
@@ -42,13 +43,11 @@ def configure(settings: Settings, engine_args: Any, create: Callable[[], Any]) -
         _log.warning("statecache: this model caches no recurrent states; nothing was changed")
         return create()
     _check(config)
-    interval = settle_retention(settings, config.cache_config)
     _log.info(
-        "statecache: block order %s, checkpoints %s, policy %s, a state every %s tokens, vLLM %s",
+        "statecache: block order %s, checkpoints %s, policy %s, vLLM %s",
         settings.block_order,
         settings.checkpoint_mode or "none",
         settings.policy,
-        interval or "(none)",
         seams.engine_version(),
     )
     return config
@@ -71,27 +70,3 @@ def _check(config: Any) -> None:
     mode = config.cache_config.mamba_cache_mode
     if not config.cache_config.enable_prefix_caching or mode != "align":
         raise refusals.not_supported(f"prefix caching of states in mode '{mode}'")
-
-
-def settle_retention(settings: Settings, cache: Any) -> int:
-    """Set after how many tokens vLLM keeps a state; never denser than the user's own setting.
-
-    `CacheConfig.prefix_cache_retention_interval` of vLLM 0.32: None keeps every one, 0 only prompt
-    ends and junctions. Returns the interval in force, 0 for none.
-    """
-    block = int(cache.block_size)
-    wanted = settings.checkpoint_interval
-    if wanted is None:
-        pool = settings.checkpoint_mode is not None
-        wanted = -(-_DEFAULT_INTERVAL // block) * block if pool else 0
-    elif wanted % block:
-        raise SettingsError(
-            f"{flag_of('checkpoint_interval')} {wanted} must be a multiple of the block size,"
-            f" {block} tokens"
-        )
-    own = cache.prefix_cache_retention_interval
-    if wanted == 0:
-        return own or 0
-    interval = max(wanted, own) if own else wanted
-    cache.prefix_cache_retention_interval = interval
-    return int(interval)

@@ -11,19 +11,26 @@ from statecache.settings import Settings
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_book import CheckpointBook
 from statecache_vllm.checkpoint_memory import pool_slots
-from statecache_vllm.chunks import end_chunks_at
+from statecache_vllm.chunks import end_chunks_at, settle_interval
 from statecache_vllm.gds_queue import GdsQueue
+from statecache_vllm.guard import Guard, GuardedQueue, vllms_own_queue
 
 _log = logging.getLogger("statecache.vllm")
 
 Copy = tuple[int, int, tuple[int, ...]]
+# Chats that share a system prompt often share no more tokens than this.
+_TYPICAL_PROMPT = 512
 
 
 class Planner:
-    """Sees every lookup, allocation and committed state of one scheduler."""
+    """Sees every lookup, allocation and committed state of one scheduler.
+
+    `queue` is None once vLLM's own has taken its place, `book` once nothing is restored any more.
+    """
 
     def __init__(self, settings: Settings, vllm_config: Any, kv_cache_config: Any) -> None:
         self._settings = settings
+        self.guard = Guard()
         self._states, self._attention, other = seams.groups_of(kv_cache_config)
         self._slots = 0
         if settings.checkpoint_mode is not None:
@@ -33,7 +40,9 @@ class Planner:
                     " layers only"
                 )
             self._slots = pool_slots(settings, vllm_config, kv_cache_config)
-        end_chunks_at(vllm_config.cache_config.prefix_cache_retention_interval or 0)
+        self._interval = settle_interval(settings, vllm_config.cache_config, kv_cache_config)
+        end_chunks_at(self._interval, self.guard)
+        self.queue: BlockQueue | None = None
         self.book: CheckpointBook | None = None
         self._requests: dict[str, Any] = {}
         self._looked_up: set[str] = set()
@@ -41,6 +50,15 @@ class Planner:
         self._planned: dict[str, Copy] = {}
         self._hit: dict[str, int] = {}  # states that served a lookup from their blocks
         self._restores: list[Copy] = []
+        self._guard_calls()
+
+    def _guard_calls(self) -> None:
+        wrap = self.guard.wrap
+        self._note_lookup = wrap(self._with_checkpoints, self._without_checkpoints)
+        self._note_admitted = wrap(self._use_admitted, self._end_book)
+        self._note_committed = wrap(self._stores_of, self._no_stores)
+        self._note_stored = wrap(lambda book, *report: book.stored(*report), self._end_book)
+        self._clear_book = wrap(lambda book: book.clear(), self._end_book)
 
     def bind(self, manager: Any) -> None:
         """Take the place of the free queue of a new `KVCacheManager`."""
@@ -58,14 +76,34 @@ class Planner:
         if self.queue is not None:
             self._take_over(self.queue)
         _log.info(
-            "statecache: block order %s over %d blocks of %d tokens; %d checkpoint slots."
-            " The smallest prefix that can be reused is %d tokens",
+            "statecache: block order %s over %d blocks of %d tokens; %d checkpoint slots; a state"
+            " every %s tokens",
             self._settings.block_order,
             pool.get_num_free_blocks(),
             self._block,
             self._slots,
-            self._block,
+            self._interval or "(none)",
         )
+        level = logging.WARNING if self._block > _TYPICAL_PROMPT else logging.INFO
+        what = "statecache: the smallest prefix that can be reused is %d tokens"
+        _log.log(level, what, self._block)
+
+    # What happens when a part of the plugin fails.
+
+    def _end_book(self, *_: object) -> None:
+        """Nothing is stored or restored any more. What was already planned for this step is."""
+        self.book = None
+        self._hit.clear()
+        if self.queue is not None:
+            self.guard.wrap(self.queue.apart.clear, lambda: None)()
+
+    def _hand_over(self, *_: object) -> Any:
+        """Give the pool vLLM's own queue; return it."""
+        if self.queue is not None:
+            self.queue = None
+            self._end_book()
+            vllms_own_queue(self._pool)
+        return self._pool.free_block_queue
 
     def _new_queue(self) -> BlockQueue | None:
         """Return the queue of the order, None where vLLM's own does all that is asked for."""
@@ -88,44 +126,54 @@ class Planner:
         own = pool.free_block_queue
         queue.append_n(own.popleft_n(own.num_free_blocks))
         if self.book is not None:
-            queue.lost = self._lost
-        pool.free_block_queue = queue
-        pool.reset_prefix_cache = self._reset(pool.reset_prefix_cache, queue)
-        pool.evict_blocks = self._evict_blocks(pool.evict_blocks, queue)
-        learns = queue if isinstance(queue, ReuseQueue) else None
-        if learns is not None or self.book is not None:
-            manager.get_computed_blocks = self._lookup(manager.get_computed_blocks, learns)
-        if learns is not None:
-            manager.allocate_slots = self._allocate(manager.allocate_slots, learns)
+            queue.lost = self.guard.wrap(self._lost, self._end_book)
+        pool.free_block_queue = GuardedQueue(queue, self.guard, self._hand_over)
+        pool.reset_prefix_cache = self._reset(pool.reset_prefix_cache)
+        pool.evict_blocks = self._evict_blocks(pool.evict_blocks)
+        if isinstance(queue, ReuseQueue) or self.book is not None:
+            manager.get_computed_blocks = self._lookup(manager.get_computed_blocks)
+        if isinstance(queue, ReuseQueue):
+            manager.allocate_slots = self._allocate(manager.allocate_slots, queue)
 
     # What vLLM does to the pool.
 
-    def _reset(self, original: Callable[[], bool], queue: BlockQueue) -> Callable[[], bool]:
+    def _reset(self, original: Callable[[], bool]) -> Callable[[], bool]:
         """Around `BlockPool.reset_prefix_cache`, which never tells the connector (vLLM 0.32)."""
+
+        def refill(queue: BlockQueue) -> None:
+            queue.reset(seams.cached_blocks(self._pool))
+
+        guarded_refill = self.guard.wrap(refill, self._hand_over)
 
         def reset_prefix_cache() -> bool:
             done = original()
             if done:
                 self.forget()
-                queue.reset(seams.cached_blocks(self._pool))
+                if self.queue is not None:
+                    guarded_refill(self.queue)
             return done
 
         return reset_prefix_cache
 
-    def _evict_blocks(
-        self, original: Callable[[set[int]], None], queue: BlockQueue
-    ) -> Callable[[set[int]], None]:
+    def _evict_blocks(self, original: Callable[[set[int]], None]) -> Callable[[set[int]], None]:
         """Around `BlockPool.evict_blocks`, which clears hashes of blocks that are queued."""
 
-        def evict_blocks(block_ids: set[int]) -> None:
-            blocks = [self._pool.blocks[index] for index in sorted(block_ids)]
-            keys = [block.block_hash for block in blocks]
-            original(block_ids)
+        def gone(queue: BlockQueue, hashed: list[tuple[Any, Any]]) -> None:
             cached = seams.cached_blocks(self._pool)
-            for block, key in zip(blocks, keys, strict=True):
+            for block, key in hashed:
                 queue.unhashed(block)
-                if self.book is not None and key is not None and key not in cached:
-                    self._lost(key)
+                if queue.lost is not None and key not in cached:
+                    queue.lost(key)
+
+        guarded_gone = self.guard.wrap(gone, self._hand_over)
+
+        def evict_blocks(block_ids: set[int]) -> None:
+            blocks = self._pool.blocks
+            own = [blocks[index] for index in sorted(block_ids) if index < len(blocks)]
+            hashed = [(block, block.block_hash) for block in own if block.block_hash is not None]
+            original(block_ids)
+            if self.queue is not None:
+                guarded_gone(self.queue, hashed)
 
         return evict_blocks
 
@@ -134,7 +182,8 @@ class Planner:
             self.book.kv_gone(seams.plain_hash(key))
 
     def _told(self, block_hash: bytes, resident: bool) -> None:
-        assert self.queue is not None  # noqa: S101
+        if self.queue is None:
+            return
         apart = self.queue.apart
         for group in self._states:
             key = seams.key_of(block_hash, group)
@@ -153,27 +202,34 @@ class Planner:
             return list(hashes[:count])
         return [hashes[at] for at in range(step - 1, count * step, step)]
 
-    def _lookup(
-        self, original: Callable[[Any], Any], learns: ReuseQueue | None
-    ) -> Callable[[Any], Any]:
+    def _lookup(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Around `KVCacheManager.get_computed_blocks`; vLLM repeats it until admission."""
+        learn = self.guard.wrap(self._learn, self._hand_over)
 
         def get_computed_blocks(request: Any) -> Any:
             found = original(request)
+            self._planned.pop(request.request_id, None)
             if not self._manager.prefix_cache_lookup_enabled(request):
                 return found
-            name = request.request_id
             if self.book is not None:
-                self._planned.pop(name, None)
-                if found[2] > found[1]:
-                    found = self._with_restore(request, found)
-                if name not in self._planned:
-                    self._note_hit(self.book, request, found[1])
-            if learns is not None:
-                self._learn(learns, request, found)
+                found = self._note_lookup(self.book, request, found)
+            if isinstance(self.queue, ReuseQueue):
+                learn(self.queue, request, found)
             return found
 
         return get_computed_blocks
+
+    def _with_checkpoints(self, book: CheckpointBook, request: Any, found: Any) -> Any:
+        if found[2] > found[1]:
+            found = self._with_restore(book, request, found)
+        if request.request_id not in self._planned:
+            self._note_hit(book, request, found[1])
+        return found
+
+    def _without_checkpoints(self, _: CheckpointBook, request: Any, found: Any) -> Any:
+        self._planned.pop(request.request_id, None)
+        self._end_book()
+        return found
 
     def _note_hit(self, book: CheckpointBook, request: Any, tokens: int) -> None:
         """A checkpoint is used, too, when its state is served from blocks."""
@@ -197,14 +253,13 @@ class Planner:
         else:
             self._proven.discard(name)
 
-    def _with_restore(self, request: Any, found: Any) -> Any:
+    def _with_restore(self, book: CheckpointBook, request: Any, found: Any) -> Any:
         """Return the hit that a checkpoint makes possible, or `found`.
 
         The blocks are free until the request is admitted, as those of any hit: nothing else is
         handed out in between, and a request that is not admitted is looked up again.
         """
-        book, pool, block = self.book, self._pool, self._block
-        assert book is not None  # noqa: S101
+        pool, block = self._pool, self._block
         _, hit, resident = found
         best = book.deepest(self._path(request, resident), hit // block)
         if best is None:
@@ -217,45 +272,42 @@ class Planner:
         if any(hits[group] < depth * block for group in self._attention):
             return found
         kv = {group: list(by_group[group][:depth]) for group in self._attention}
-        fresh = self._fresh_blocks([one for blocks in kv.values() for one in blocks])
-        if fresh is None or state not in book.tree:
+        kept = [one for blocks in kv.values() for one in blocks]
+        fresh = seams.fresh_blocks(pool, len(self._states), kept)
+        if fresh is None or self.book is None or state not in book.tree:
             return found
         null = [pool.null_block] * (depth - 1)
         taken = dict(zip(self._states, fresh, strict=True))
-        groups = [kv[group] if group in kv else [*null, taken[group]] for group in self._groups()]
+        every = sorted([*self._attention, *self._states])
+        groups = [kv[group] if group in kv else [*null, taken[group]] for group in every]
         ids = tuple(one.block_id for one in fresh)
         self._planned[request.request_id] = (state, slot, ids)
         tokens = depth * block
         return seams.kv_blocks(groups), tokens, resident if resident > tokens else 0
 
-    def _groups(self) -> list[int]:
-        return sorted([*self._attention, *self._states])
-
-    def _fresh_blocks(self, kept: Sequence[Any]) -> list[Any] | None:
-        """Return a free block for each state group, none of them of `kept`."""
-        pool = self._pool
-        pool.touch(kept)
-        fresh = None
-        if pool.get_num_free_blocks() >= len(self._states):
-            fresh = pool.get_new_blocks(len(self._states))
-        pool.free_blocks(reversed(kept))
-        if fresh is not None:
-            pool.free_blocks(fresh)
-        return fresh
-
     def _allocate(self, original: Callable[..., Any], queue: ReuseQueue) -> Callable[..., Any]:
         """Around `KVCacheManager.allocate_slots`: whose blocks are proven."""
         proven_requests, kv = self._proven, set(self._attention)
 
-        def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
+        def before(request: Any) -> None:
             queue.fresh_is_proven = request.request_id in proven_requests
-            blocks = original(request, *args, **kwargs)
+
+        def after(blocks: Any, hits: Any) -> None:
             queue.fresh_is_proven = False
-            hits = kwargs.get("new_computed_blocks")
             if blocks is not None and hits is not None:
                 for group, found in enumerate(hits.blocks):
                     # Of a state only the last block is one; blocks that were free are marked.
                     queue.mark_proven(found if group in kv else found[-1:])
+
+        guarded_before = self.guard.wrap(before, self._hand_over)
+        guarded_after = self.guard.wrap(after, self._hand_over)
+
+        def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.queue is None:
+                return original(request, *args, **kwargs)
+            guarded_before(request)
+            blocks = original(request, *args, **kwargs)
+            guarded_after(blocks, kwargs.get("new_computed_blocks"))
             return blocks
 
         return allocate_slots
@@ -278,29 +330,44 @@ class Planner:
     def admitted(self, request: Any, blocks: Any) -> None:
         """A request got its blocks: the restore planned for it will run in this step."""
         planned = self._planned.pop(request.request_id, None)
-        hit = self._hit.pop(request.request_id, None)
-        if self.book is not None and hit is not None and hit in self.book.tree:
-            self.book.tree.use(hit)
-        if planned is None or self.book is None:
-            return
-        state, _, ids = planned
-        self._restores.append(planned)
-        self.book.restored(state)
-        held = [blocks.blocks[group] for group in self._states]
-        for own, block_id in zip(held, ids, strict=True):
-            if block_id not in [block.block_id for block in own]:
+        if planned is not None:
+            self._restores.append(planned)
+            held = [{one.block_id for one in blocks.blocks[group]} for group in self._states]
+            if any(at not in own for at, own in zip(planned[2], held, strict=True)):
+                # Not guarded: the request must not go on from a block without its state.
                 raise RuntimeError("statecache: vLLM did not take the block of a restored state")
+        self._note_admitted(self._hit.pop(request.request_id, None), planned)
+
+    def _use_admitted(self, hit: int | None, planned: Copy | None) -> None:
+        if self.book is None:
+            return
+        if hit is not None and hit in self.book.tree:
+            self.book.tree.use(hit)
+        if planned is not None:
+            self.book.restored(planned[0])
 
     def plan(self, block_state: Any) -> tuple[list[Copy], list[Copy]]:
         """Return the restores and stores of this step."""
         restores, self._restores = self._restores, []
+        if self.book is None and not isinstance(self.queue, GdsQueue):
+            return restores, []
+        return restores, self._note_committed(block_state)
+
+    def _no_stores(self, *_: object) -> list[Copy]:
+        """States are told to the book or, without one, to the queue: that one failed."""
+        if self.book is None:
+            self._hand_over()
+        self._end_book()
+        return []
+
+    def _stores_of(self, block_state: Any) -> list[Copy]:
         stores: list[Copy] = []
-        offered = {} if block_state is None else block_state.boundary_state_offloads
+        offered = block_state.boundary_state_offloads if block_state is not None else {}
         for name, offers in offered.items():
             request = self._requests.get(name)
             if request is not None:
                 self._plan_stores(request, offers, stores)
-        return restores, stores
+        return stores
 
     def _plan_stores(self, request: Any, offers: Any, stores: list[Copy]) -> None:
         by_depth: dict[int, dict[int, int]] = {}
@@ -316,14 +383,17 @@ class Planner:
             if made is not None:
                 stores.append((*made, tuple(blocks[group] for group in self._states)))
 
-    def stored(self, states: Sequence[int], refused: Sequence[int]) -> None:
-        """The workers report."""
-        if self.book is not None:
-            self.book.stored(states, refused)
+    def stored(self, states: Sequence[int], refused: Sequence[int], *, failed: bool) -> None:
+        """The workers report; `failed` if one of them could not store."""
+        if failed and self.book is not None:
+            self.guard.count("a worker could not store a state")
+            self._end_book()
+        elif self.book is not None:
+            self._note_stored(self.book, states, refused)
 
     def forget(self) -> None:
         """Drop every checkpoint: the weights may have changed."""
         self._planned.clear()
         self._hit.clear()
         if self.book is not None:
-            self.book.clear()
+            self._clear_book(self.book)

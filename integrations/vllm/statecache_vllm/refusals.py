@@ -1,4 +1,20 @@
-"""Ways to run vLLM that this release does not support together with the plugin."""
+"""Ways to run vLLM that this release does not support together with the plugin.
+
+A second KV connector could be put beside ours with `MultiConnector`. It is refused, because of what
+vLLM 0.32 does then and because no such pair can be tried on a CPU:
+
+- A hybrid model takes only connectors that support several cache groups (`SupportsHMA`).
+  `ExampleConnector`, `LMCacheConnectorV1`, `FlexKVConnectorV1` and `HF3FSKVConnector` do not.
+  `OffloadingConnector` and `SimpleCPUOffloadConnector` do, and copy through CUDA streams; NIXL,
+  Mooncake and MoRIIO need their own libraries and a second server. `DecodeBenchConnector` and
+  `ExampleHiddenStatesConnector` run anywhere, and neither brings KV.
+- When the other connector has tokens beyond our hit, `add_local_computed_blocks` gives up the block
+  of a recurrent group that a restore was promised for, since its state lies before those tokens.
+  The promise would have to be withdrawn, and the state is then the other connector's to bring;
+  nothing that runs here can show that the tokens stay the same.
+- A connector that receives defers the frees that the block order is made for, as soon as batches
+  overlap (`Scheduler.defer_block_free`).
+"""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ __all__ = [
     "connect",
     "connector_bases",
     "engine_version",
+    "fresh_blocks",
     "groups_of",
     "hook_engine_args",
     "is_mamba",
@@ -30,6 +31,7 @@ __all__ = [
     "load",
     "plain_hash",
     "probe",
+    "rebuilt_queue",
     "share_log",
     "state_tensors",
     "worker_base",
@@ -180,6 +182,36 @@ def cached_blocks(pool: Any) -> dict[bytes, Any]:
     return cached
 
 
+@functools.cache
+def rebuilt_queue() -> Any:
+    """Return vLLM's own free queue, in which a block that is put back twice is there once."""
+    base: Any = load(at.HASHES).FreeKVCacheBlockQueue
+
+    class RebuiltQueue(base):  # type: ignore[misc]
+        """vLLM's free queue, made from a pool that is in the middle of a call."""
+
+        def append_n(self, blocks: Sequence[Any]) -> None:
+            """Append; blocks that are here already move."""
+            self._leave(blocks)
+            super().append_n(blocks)
+
+        def prepend_n(self, blocks: Sequence[Any]) -> None:
+            """Prepend; blocks that are here already move."""
+            self._leave(blocks)
+            super().prepend_n(blocks)
+
+        def append(self, block: Any) -> None:
+            """Append; a block that is here already moves."""
+            self.append_n([block])
+
+        def _leave(self, blocks: Sequence[Any]) -> None:
+            for block in blocks:
+                if block.prev_free_block is not None:
+                    self.remove(block)
+
+    return RebuiltQueue
+
+
 def key_of(block_hash: bytes, group: int) -> bytes:
     """Return the key under which `group` caches the block with this hash."""
     key: bytes = load(at.HASHES).make_block_hash_with_group_id(block_hash, group)
@@ -212,6 +244,20 @@ def groups_of(config: Any) -> tuple[list[int], list[int], list[int]]:
         kind = states if is_mamba(spec) else attention if isinstance(spec, full) else other
         kind.append(index)
     return states, attention, other
+
+
+def fresh_blocks(pool: Any, count: int, kept: Sequence[Any]) -> list[Any] | None:
+    """Return `count` blocks to write to, none of them of `kept`; they stay free until admission."""
+    pool.touch(kept)
+    fresh: list[Any] | None = None
+    try:
+        if pool.get_num_free_blocks() >= count:
+            fresh = pool.get_new_blocks(count)
+    finally:
+        pool.free_blocks(reversed(kept))
+    if fresh is not None:
+        pool.free_blocks(fresh)
+    return fresh
 
 
 def kv_blocks(groups: Sequence[Sequence[Any]]) -> Any:

@@ -28,9 +28,9 @@ def _worker(name: str) -> Any:
         return set_aside(settings, specs, available)
 
     def execute_model(self: Any, scheduler_output: Any) -> Any:
-        connector = seams.transfer_group()
-        if connector is not None:
-            connector.restore(scheduler_output.kv_connector_metadata)
+        commands = scheduler_output.kv_connector_metadata
+        if commands is not None:
+            seams.transfer_group().restore(commands)
         return base.execute_model(self, scheduler_output)
 
     members = {

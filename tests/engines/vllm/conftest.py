@@ -27,10 +27,17 @@ def pytest_report_header():
     return None if INSTALLED else "tests/engines/vllm: not collected, vLLM is not installed here"
 
 
-def pytest_collection_modifyitems(items):
+# Many engines or whole servers: left out by `--quick`.
+LONG = ("test_accuracy.py", "test_ranks.py", "test_server.py")
+
+
+def pytest_collection_modifyitems(config, items):
+    skip = pytest.mark.skip(reason="--quick")
     for item in items:
         if HERE in Path(item.path).parents:
             item.add_marker(pytest.mark.filterwarnings("ignore::Warning"))
+            if item.path.name in LONG and config.getoption("--quick"):
+                item.add_marker(skip)
 
 
 @pytest.fixture(scope="session", params=["qwen3_next", "granite"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,11 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.plugins import load_general_plugins
 from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import (
+    get_request_block_hasher,
+    init_none_hash,
+    make_block_hash_with_group_id,
+)
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -22,7 +26,7 @@ from vllm.v1.kv_cache_interface import (
     MambaSpec,
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 _HASH = get_hash_fn_by_name("sha256")
@@ -41,6 +45,49 @@ def _groups(block: int) -> list[KVCacheGroupSpec]:
     )
     groups = [KVCacheGroupSpec([f"state.{i}"], state) for i in range(GROUPS)]
     return [*groups, KVCacheGroupSpec(["attention"], attention)]
+
+
+class Shadow:
+    """What a worker's state blocks and slots would hold, to see what requests resume from.
+
+    In the order of a real step: restores, then the forward, then stores.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._slots: dict[int, bytes] = {}  # the hash of the state in each slot
+        self._blocks: dict[int, bytes | None] = {}
+        self.resumed = 0
+
+    def before(self) -> None:
+        """Before `schedule`: a block that is cached now holds what its key says."""
+        self._blocks = {block.block_id: block.block_hash for block in self._run.pool.blocks}
+
+    def after(self, planned: Any) -> None:
+        """After `schedule`: every request that resumes does so from its own state."""
+        commands = planned.kv_connector_metadata
+        restores = [] if commands is None else commands.restores
+        restored = {at: self._slots[slot] for _, slot, ids in restores for at in ids}
+        cached = planned.scheduled_cached_reqs
+        begun = [(one.req_id, one.num_computed_tokens) for one in planned.scheduled_new_reqs]
+        begun += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        fresh = cached.resumed_req_ids | {one.req_id for one in planned.scheduled_new_reqs}
+        for name, tokens in begun:
+            if name in fresh and tokens:
+                self._check(name, tokens, restored)
+        if commands is not None:
+            for _, slot, ids in commands.stores:
+                self._slots[slot] = self._run.pool.blocks[ids[0]].block_hash[:-4]
+
+    def _check(self, name: str, tokens: int, restored: dict[int, bytes]) -> None:
+        self.resumed += 1
+        block, manager = self._run.block, self._run.scheduler.kv_cache_manager
+        assert tokens % block == 0
+        wanted = self._run.scheduler.requests[name].block_hashes[tokens // block - 1]
+        for group in range(GROUPS):
+            at = manager.get_block_ids(name)[group][tokens // block - 1]
+            key = make_block_hash_with_group_id(wanted, group)
+            assert restored.get(at) == wanted or self._blocks[at] == key
 
 
 class Run:
@@ -92,6 +139,8 @@ class Run:
         init_none_hash(_HASH)
         self._hasher = get_request_block_hasher(block, _HASH)
         self._count = 0
+        self.block = block
+        self.shadow = Shadow(self)
         self.cached: dict[str, int] = {}
         self.chunk_ends: dict[str, list[int]] = {}
         self.restores: list[Any] = []
@@ -105,7 +154,8 @@ class Run:
     def planner(self) -> Any:
         return self.scheduler.connector.planner
 
-    def add(self, prompt: Sequence[int], tokens: int = 1, salt: str | None = None) -> str:
+    def add(self, prompt: Sequence[int], tokens: int = 1, **more: Any) -> str:
+        """Add a request; `more` goes to vLLM's `Request`."""
         self._count += 1
         name = f"r{self._count}"
         sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
@@ -115,21 +165,36 @@ class Run:
             prompt_token_ids=list(prompt),
             sampling_params=sampling,
             pooling_params=None,
-            cache_salt=salt,
             block_hasher=self._hasher,
+            **more,
         )
         self.scheduler.add_request(request)
         return name
 
     def step(self) -> Any:
         """One step of the engine; every store is reported as done."""
+        planned = self.schedule()
+        self.report(planned)
+        return planned
+
+    def schedule(self) -> Any:
+        """The first half of a step: what the workers are asked to do."""
+        self.shadow.before()
         planned = self.scheduler.schedule()
+        self.shadow.after(planned)
         for one in planned.scheduled_new_reqs:
             self.cached[one.req_id] = one.num_computed_tokens
+        return planned
+
+    def report(self, planned: Any) -> None:
+        """The second half of a step: the workers have done it."""
         names = list(planned.num_scheduled_tokens)
         sampled = []
         for name in names:
-            request = self.scheduler.requests[name]
+            request = self.scheduler.requests.get(name)
+            if request is None:  # aborted in the meantime
+                sampled.append([])
+                continue
             end = request.num_computed_tokens
             self.chunk_ends.setdefault(name, []).append(end)
             sampled.append([] if end < request.num_tokens else [7])
@@ -149,7 +214,6 @@ class Run:
             kv_connector_output=report,
         )
         self.scheduler.update_from_output(planned, output)
-        return planned
 
     def finish(self, limit: int = 10_000) -> None:
         """Run until nothing is left to do."""
@@ -158,9 +222,9 @@ class Run:
             limit -= 1
             assert limit > 0
 
-    def ask(self, prompt: Sequence[int], tokens: int = 1) -> int:
+    def ask(self, prompt: Sequence[int], tokens: int = 1, **more: Any) -> int:
         """One request on its own; returns its cached tokens."""
-        name = self.add(prompt, tokens)
+        name = self.add(prompt, tokens, **more)
         self.finish()
         return self.cached[name]
 
@@ -179,3 +243,33 @@ class Run:
 
 def words(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(3, 300) for _ in range(count)]
+
+
+def without_states(run: Run) -> None:
+    """Every block of a state loses its hash: only checkpoints can serve what KV is there for."""
+    run.pool.evict_blocks(
+        {b.block_id for b in run.pool.blocks if b.block_hash and b.block_hash[-1] < GROUPS}
+    )
+
+
+def traffic(run: Run, seed: int, steps: int) -> Iterator[None]:
+    """Random requests that share prefixes, some aborted, under pressure; yields after each step."""
+    rng = random.Random(seed)
+    prefixes = [words(rng, rng.randint(16, 160)) for _ in range(6)]
+    open_requests: list[str] = []
+    for _ in range(steps):
+        if rng.random() < 0.35 and len(open_requests) < 12:
+            prompt = rng.choice(prefixes) + words(rng, rng.randint(1, 40))
+            if rng.random() < 0.3:
+                prefixes[rng.randrange(len(prefixes))] = prompt[:200]
+            open_requests.append(run.add(prompt, tokens=rng.randint(1, 20)))
+        if open_requests and rng.random() < 0.02:
+            name = open_requests.pop(rng.randrange(len(open_requests)))
+            if name in run.scheduler.requests:
+                run.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
+        if rng.random() < 0.01:
+            run.pool.evict_blocks({rng.randrange(1, len(run.pool.blocks)) for _ in range(3)})
+        run.step()
+        open_requests = [name for name in open_requests if name in run.scheduler.requests]
+        yield
+    run.finish()

@@ -70,3 +70,13 @@ def test_after_a_reset_no_checkpoint_is_left(model):
         assert len(engine.planner.book) == 0
         assert cached(engine.ask([document(1)])) == [0]
         engine.planner.book.check()
+
+
+def test_an_interval_is_checked_against_the_block_vllm_settles_on(model):
+    """A state in float32 takes 68,608 bytes, 32 tokens of KV 65,536: vLLM makes blocks of 64."""
+    large = {"mamba_ssm_cache_dtype": "float32", "block_size": 32}
+    with pytest.raises(SystemExit, match="96 must be a multiple of the block size, 64 tokens"):
+        run(model, plugin={"checkpoint_interval": 96}, **large).__enter__()
+    with run(model, plugin={**SLOTS, "checkpoint_interval": 128}, **large) as engine:
+        answers = engine.ask([document(1, 300), document(1, 300)[:200]])
+        assert cached(answers) == [0, 128]

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from scheduled import Run, words
+from scheduled import Run, traffic, without_states, words
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from vllm.v1.request import RequestStatus
 
@@ -14,29 +14,6 @@ PLUGINS = {
     "pool": POOL,
     "stock and pool": {**POOL, "block_order": "stock"},
 }
-
-
-def traffic(run, seed, steps):
-    """Random requests that share prefixes, some aborted, under pressure; yields after each step."""
-    rng = random.Random(seed)
-    prefixes = [words(rng, rng.randint(16, 160)) for _ in range(6)]
-    open_requests = []
-    for _ in range(steps):
-        if rng.random() < 0.35 and len(open_requests) < 12:
-            prompt = rng.choice(prefixes) + words(rng, rng.randint(1, 40))
-            if rng.random() < 0.3:
-                prefixes[rng.randrange(len(prefixes))] = prompt[:200]
-            open_requests.append(run.add(prompt, tokens=rng.randint(1, 20)))
-        if open_requests and rng.random() < 0.02:
-            name = open_requests.pop(rng.randrange(len(open_requests)))
-            if name in run.scheduler.requests:
-                run.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
-        if rng.random() < 0.01:
-            run.pool.evict_blocks({rng.randrange(1, len(run.pool.blocks)) for _ in range(3)})
-        run.step()
-        open_requests = [name for name in open_requests if name in run.scheduler.requests]
-        yield
-    run.finish()
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
@@ -50,6 +27,9 @@ def test_no_block_is_lost_or_doubled(model, share, plugin):
         run.check()
         if "pool" in plugin:
             run.planner.book.check()
+            assert len(run.restores) > 0
+        assert run.shadow.resumed > 0
+        assert run.planner.guard.anomalies == 0
         assert run.planner._requests == {}
         assert run.planner._proven | run.planner._looked_up == set()
         assert run.pool.get_num_free_blocks() == 69
@@ -148,11 +128,9 @@ def test_chunks_end_where_the_interval_wants_a_state(model):
 
 
 def pressed(run, prompt):
-    """The prompt, then others until its states had to go, then the prompt again."""
+    """The prompt, and again when the blocks of its states are gone and those of its KV are not."""
     run.ask(prompt)
-    run.pool.evict_blocks(
-        {b.block_id for b in run.pool.blocks if b.block_hash and b.block_hash[-1] < 3}
-    )
+    without_states(run)
     return run.ask(prompt)
 
 
@@ -203,11 +181,96 @@ def test_the_retention_is_never_denser_than_the_users_own(model):
 
 
 def test_an_interval_that_is_no_multiple_of_the_block_stops(model):
-    with pytest.raises(SystemExit, match="40 must be a multiple of the block size, 16 tokens"):
+    with pytest.raises(SystemExit, match="40 must be a multiple of the block size, 16 tokens") as e:
         Run(model, blocks=40, plugin={"checkpoint_interval": 40})
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(("block", "level"), [(16, "INFO"), (512, "INFO"), (528, "WARNING")])
+def test_the_smallest_prefix_is_said_and_warned_of_when_it_is_long(model, caplog, block, level):
+    with caplog.at_level("INFO", logger="statecache"):
+        Run(model, blocks=40, block=block, plugin={})
+    said = {one.levelname for one in caplog.records if "smallest prefix that can be" in one.message}
+    assert said == {level}
+    assert f"smallest prefix that can be reused is {block} tokens" in caplog.text
 
 
 def test_a_pool_that_does_not_fit_stops_with_the_numbers(model):
     """A tenth of the memory of blocks and checkpoints does not hold one state."""
     with pytest.raises(SystemExit, match=r"one native checkpoint of [\d,]+ bytes does not fit"):
         Run(model, blocks=20, plugin={"checkpoints": "native"})
+
+
+def test_a_request_aborted_in_a_step_leaves_its_stored_state(model):
+    """The workers store it all the same: the next request with this prompt resumes from it."""
+    prompt = words(random.Random(0), 300)
+    run = Run(model, blocks=100, plugin=POOL)
+    name = run.add(prompt)
+    planned = run.schedule()
+    assert len(planned.kv_connector_metadata.stores) == 1
+    run.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
+    run.report(planned)
+    run.finish()
+    assert run.pool.get_num_free_blocks() == 99
+    run.planner.book.check()
+    assert run.planner._requests == run.planner._hit == {}
+    without_states(run)
+    assert run.ask(prompt) == 288
+
+
+def test_a_request_aborted_before_its_restore_sends_none(model):
+    prompt = words(random.Random(0), 300)
+    run = Run(model, blocks=100, plugin=POOL)
+    run.ask(prompt)
+    without_states(run)
+    request = run.scheduler.requests[run.add(prompt)]
+    assert run.scheduler.kv_cache_manager.get_computed_blocks(request)[1] == 288
+    assert len(run.planner._planned) == 1
+    run.scheduler.finish_requests([request.request_id], RequestStatus.FINISHED_ABORTED)
+    assert run.planner._planned == {}
+    run.step()
+    assert run.restores == []
+    run.check()
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_a_preempted_request_resumes_from_its_own_state(model, plugin):
+    """40 blocks for 8 requests of 100 and more tokens: some are preempted, and come back."""
+    run = Run(model, blocks=40, plugin=PLUGINS[plugin])
+    preempted = []
+    original = run.scheduler._preempt_request
+
+    def preempt(request, *args, **more):
+        preempted.append(request.request_id)
+        return original(request, *args, **more)
+
+    run.scheduler._preempt_request = preempt
+    rng = random.Random(0)
+    for _ in range(8):
+        run.add(words(rng, 100), tokens=60)
+    while run.scheduler.has_unfinished_requests():
+        run.step()
+        run.check()
+    assert len(preempted) > 2
+    assert run.shadow.resumed > 0
+    assert run.planner.guard.anomalies == 0
+    assert run.pool.get_num_free_blocks() == 39
+
+
+@pytest.mark.parametrize("order", ["stock", "reuse"])
+def test_a_reset_in_the_middle_of_a_step_leaves_no_state(model, order):
+    """A weight update: what the workers report afterwards was computed with the old weights."""
+    prompt = words(random.Random(0), 300)
+    run = Run(model, blocks=100, plugin={**POOL, "block_order": order})
+    run.add(prompt)
+    planned = run.schedule()
+    assert len(planned.kv_connector_metadata.stores) == 1
+    assert not run.scheduler.reset_prefix_cache()  # blocks are in use: vLLM refuses
+    assert run.scheduler.reset_prefix_cache(reset_running_requests=True)
+    run.report(planned)
+    assert len(run.planner.book) == 0
+    run.planner.book.check()
+    run.finish()
+    assert run.shadow.resumed == 0
+    assert len(run.planner.book) == 1  # computed again, with the new weights
+    run.check()

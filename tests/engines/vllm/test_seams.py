@@ -8,6 +8,8 @@ import sys
 import textwrap
 
 import pytest
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1 import supports_hma
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
@@ -128,7 +130,8 @@ def test_a_pool_brings_its_worker(model):
         ({"kv_cache_plugin": "other"}, "--kv-cache-plugin cannot be 'other': use statecache"),
         ({**ON, "statecache_policy": "x"}, "--statecache-policy cannot be 'x'"),
         ({"statecache_policy": "lru"}, "--statecache-policy needs --kv-cache-plugin statecache"),
-        ({**ON, "statecache_checkpoint_interval": 33}, "must be a multiple of the block size"),
+        ({**ON, "statecache_checkpoint_interval": -1}, "--statecache-checkpoint-interval cannot"),
+        ({**ON, "statecache_checkpoint_interval": 33}, "must be a multiple of the block size, 32"),
     ],
 )
 def test_a_bad_setting_stops_with_one_line(model, config, line):
@@ -157,6 +160,22 @@ def test_what_is_not_supported_stops_with_one_line(model, field):
         engine_args.create_engine_config()
     expected = f"{REFUSED[field][1]} is not supported with --kv-cache-plugin statecache"
     assert str(stopped.value) == f"statecache: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("connector", "takes_groups"),
+    [
+        *((f"{name}Connector", True) for name in ("Offloading", "SimpleCPUOffload", "DecodeBench")),
+        ("ExampleHiddenStatesConnector", True),
+        *(
+            (name, False)
+            for name in ("ExampleConnector", "LMCacheConnectorV1", "FlexKVConnectorV1")
+        ),
+    ],
+)
+def test_which_other_connectors_a_hybrid_model_would_take(connector, takes_groups):
+    """What `refusals` says of composing: of these only the first two move KV, through CUDA."""
+    assert supports_hma(KVConnectorFactory.get_connector_class_by_name(connector)) == takes_groups
 
 
 def test_nothing_is_refused_by_default(model):

@@ -1,4 +1,4 @@
-"""`vllm serve` with the plugin, in processes of its own, alone and over two ranks."""
+"""`vllm serve` with the plugin, in processes of its own."""
 
 import json
 import os
@@ -19,13 +19,13 @@ FLAGS += ["--statecache-checkpoint-slots", "8"]
 
 
 @contextmanager
-def serve(model, log, *flags, **variables):
+def serve(model, log, *flags):
     """A server that is ready; stopped with its children at the end."""
     command = [str(Path(sys.executable).parent / "vllm"), "serve", str(model)]
     command += ["--port", str(PORT), "--dtype", "bfloat16", "--enforce-eager", "--block-size", "32"]
     command += ["--max-model-len", "1024", "--max-num-seqs", "4", "--max-num-batched-tokens", "256"]
     command += ["--num-gpu-blocks-override", "40", "--enable-prompt-tokens-details", *flags]
-    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", **variables}
+    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     environment["VLLM_LOGGING_LEVEL"] = "INFO"
     with log.open("w") as out:
         process = subprocess.Popen(
@@ -68,34 +68,17 @@ def ask(model, prompt):
     return details.get("cached_tokens") or 0, answer["choices"][0]["token_ids"]
 
 
-def served(model, log, *flags, **variables):
+def test_a_server_with_the_plugin_serves_what_it_served_before(model, tmp_path):
     """A prompt cold and again, then again after others had its blocks."""
-    with serve(model, log, *flags, **variables):
+    with serve(model, tmp_path / "log", *FLAGS):
         prompts = [document(1, 276)] * 2 + [document(i, 276) for i in (2, 3, 1)]
-        return [ask(model, prompt) for prompt in prompts]
-
-
-@pytest.fixture(scope="module")
-def alone(model, tmp_path_factory):
-    log = tmp_path_factory.mktemp("server") / "log"
-    return served(model, log, *FLAGS), log.read_text()
-
-
-def test_a_server_with_the_plugin_serves_what_it_served_before(alone):
-    answers, log = alone
+        answers = [ask(model, prompt) for prompt in prompts]
     assert [cached for cached, _ in answers[:2]] == [0, 256]
     assert answers[0][1] == answers[1][1] == answers[4][1]
+    log = (tmp_path / "log").read_text()
     assert "block order reuse" in log
     assert "8 native checkpoints" in log
-
-
-def test_two_ranks_decide_and_answer_as_one(model, tmp_path, alone):
-    """Each rank keeps its own shard of the same slots; `document(1)` comes back the same."""
-    flags = [*FLAGS, "--tensor-parallel-size", "2"]
-    answers = served(model, tmp_path / "log", *flags, VLLM_CPU_OMP_THREADS_BIND="0|1")
-    assert [cached for cached, _ in answers] == [cached for cached, _ in alone[0]]
-    assert answers[0][1] == answers[1][1] == answers[4][1]
-    assert "8 native checkpoints" in (tmp_path / "log").read_text()
+    assert "smallest prefix that can be reused is 32 tokens" in log
 
 
 def test_a_bad_flag_stops_the_server_with_one_line(model, tmp_path):

@@ -1,0 +1,218 @@
+"""An error inside the plugin: counted, logged once, and vLLM goes on by itself.
+
+Errors are planted in the plugin's own parts, before or after they did their work, under the real
+scheduler and cache manager. `Shadow` checks that every request resumes from its own state.
+"""
+
+import itertools
+
+import pytest
+from engine import document, run, texts
+from scheduled import Run, traffic, without_states
+from test_restore import drop_state_blocks
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
+
+from statecache._blocks import BlockQueue, ReuseQueue, StockQueue
+from statecache_vllm.checkpoint_book import CheckpointBook
+from statecache_vllm.checkpoint_store import CheckpointStore
+from statecache_vllm.gds_queue import GdsQueue
+from statecache_vllm.planner import Planner
+from statecache_vllm.state_tree import StateTree
+
+POOL = {"checkpoints": "native", "checkpoint_slots": 16}
+QUEUES = {"reuse": ReuseQueue, "gds": GdsQueue, "stock": StockQueue}
+
+
+def plant(monkeypatch, owner, name, at, *, after=False):
+    """From call number `at` on `owner.name` fails, before or after it did its work."""
+    original, calls = getattr(owner, name), itertools.count(1)
+
+    def failing(*args, **kwargs):
+        bad = next(calls) >= at
+        if bad and not after:
+            raise KeyError("planted")
+        done = original(*args, **kwargs)
+        if bad:
+            raise KeyError("planted")
+        return done
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+def errors(caplog):
+    """Each error once: the plugin's log has the handlers of vLLM's, pytest's among them."""
+    return list({id(one): one for one in caplog.records if one.levelname == "ERROR"}.values())
+
+
+def drive(run, caplog):
+    """300 steps under pressure; no block is lost, all requests end, one line was logged."""
+    for _ in traffic(run, 1, 300):
+        run.check()
+    assert run.pool.get_num_free_blocks() == len(run.pool.blocks) - 1
+    assert run.shadow.resumed > 0
+    assert run.planner.guard.anomalies == 1
+    (line,) = errors(caplog)
+    assert "vLLM goes on by itself" in line.message
+    assert "planted" in line.exc_text
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("name", ["popleft_n", "remove", "append_n", "prepend_n", "unhashed"])
+@pytest.mark.parametrize("order", QUEUES)
+def test_a_queue_that_fails_is_replaced_by_vllms_own(
+    monkeypatch, caplog, model, order, name, after
+):
+    owner = QUEUES[order] if name in vars(QUEUES[order]) else BlockQueue
+    plant(monkeypatch, owner, name, 40 if name != "unhashed" else 2, after=after)
+    pool = POOL if order == "stock" else {}  # alone it is vLLM's own queue
+    one = Run(model, blocks=70, plugin={**pool, "block_order": order})
+    drive(one, caplog)
+    assert one.planner.queue is None
+    assert isinstance(one.pool.free_block_queue, FreeKVCacheBlockQueue)
+    assert one.scheduler.kv_cache_manager.reset_prefix_cache()
+    one.check()
+
+
+@pytest.mark.parametrize(
+    ("order", "owner", "name"),
+    [
+        ("reuse", ReuseQueue, "looked_up"),
+        ("gds", GdsQueue, "set_at"),
+        ("gds", StateTree, "put"),
+        ("gds", StateTree, "dropped"),
+        ("reuse", Planner, "_learn"),
+    ],
+)
+def test_an_order_that_cannot_learn_is_replaced_by_vllms_own(
+    monkeypatch, caplog, model, order, owner, name
+):
+    plant(monkeypatch, owner, name, 20)
+    one = Run(model, blocks=70, plugin={"block_order": order})
+    drive(one, caplog)
+    assert isinstance(one.pool.free_block_queue, FreeKVCacheBlockQueue)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("order", ["reuse", "stock"])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        *((CheckpointBook, name) for name in ("store", "stored", "deepest", "restored", "kv_gone")),
+        *((StateTree, name) for name in ("find", "put", "use", "pin", "unpin", "peek", "erase")),
+    ],
+)
+def test_a_book_that_fails_is_dropped_and_the_order_stays(
+    monkeypatch, caplog, model, owner, name, order, after
+):
+    plant(monkeypatch, owner, name, 10, after=after)
+    one = Run(model, blocks=70, plugin={**POOL, "block_order": order})
+    drive(one, caplog)
+    assert one.planner.book is None
+    assert isinstance(one.planner.queue, QUEUES[order])
+    assert not one.planner.queue.apart
+
+
+def test_a_queue_that_fails_takes_the_book_with_it(monkeypatch, caplog, model):
+    plant(monkeypatch, ReuseQueue, "popleft_n", 60)
+    one = Run(model, blocks=70, plugin=POOL)
+    drive(one, caplog)
+    assert (one.planner.book, one.planner.queue) == (None, None)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(CheckpointBook, "clear"), (ReuseQueue, "reset")])
+def test_what_fails_at_a_reset_leaves_nothing_behind(monkeypatch, caplog, model, owner, name):
+    """A weight update must not meet an old state, whatever fails."""
+    plant(monkeypatch, owner, name, 1)
+    one = Run(model, blocks=70, plugin=POOL)
+    prompt = document(1, 100)
+    one.ask(prompt)
+    assert one.scheduler.kv_cache_manager.reset_prefix_cache()
+    assert one.planner.book is None or len(one.planner.book) == 0
+    assert one.ask(prompt) == 0
+    one.check()
+    assert (one.planner.guard.anomalies, len(errors(caplog))) == (1, 1)
+
+
+def test_chunks_end_as_vllms_own_when_the_interval_fails(monkeypatch, caplog, model):
+    monkeypatch.setattr("statecache_vllm.chunks.clip", None)
+    one = Run(model, blocks=100, plugin={"checkpoint_interval": 64})
+    one.ask(document(1, 300))
+    assert one.chunk_ends["r1"] == [288, 300]
+    assert len(errors(caplog)) == 1
+
+
+def test_a_promised_state_that_vllm_did_not_take_stops_the_step(model):
+    """Nothing may go on from a block without its state: this one error is not swallowed."""
+    one = Run(model, blocks=100, plugin=POOL)
+    prompt = document(1, 300)
+    one.ask(prompt)
+    one.pool.evict_blocks({b.block_id for b in one.pool.blocks if b.block_hash})
+    one.add(prompt)
+    one.planner._planned = _AlwaysPlanned()
+    with pytest.raises(RuntimeError, match="did not take the block of a restored state"):
+        one.step()
+
+
+class _AlwaysPlanned(dict):
+    """As if a restore into blocks 1, 2 and 3 had been planned for every request."""
+
+    def pop(self, *_):
+        return 0, 0, (97, 98, 99)
+
+
+def test_a_restore_that_is_not_sent_would_be_seen(monkeypatch, model):
+    """What the tests above rely on: the shadow worker finds a block without its state."""
+    one = Run(model, blocks=100, plugin=POOL)
+    prompt = document(1, 300)
+    one.ask(prompt)
+    without_states(one)
+    monkeypatch.setattr(one.planner, "plan", lambda _: ([], []))
+    with pytest.raises(AssertionError):
+        one.ask(prompt)
+
+
+# The same on a real model: what comes out is what vLLM without the plugin says.
+
+PROMPTS = [document(i, 148) for i in (1, 1, 2, 3, 1)]
+ROOM = {"blocks": 26, "max_model_len": 384}
+
+
+@pytest.fixture(scope="module")
+def off(model):
+    with run(model, **ROOM) as engine:
+        return texts(engine.ask(PROMPTS))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "at"),
+    [
+        (ReuseQueue, "popleft_n", 12),
+        (ReuseQueue, "append_n", 6),
+        (CheckpointBook, "deepest", 1),
+        (CheckpointBook, "restored", 1),
+        (CheckpointBook, "store", 3),
+        (CheckpointStore, "store", 2),
+        (CheckpointStore, "report", 3),
+    ],
+)
+def test_an_error_changes_no_token(monkeypatch, caplog, model, off, owner, name, at):
+    plant(monkeypatch, owner, name, at)
+    with run(model, **ROOM, plugin=POOL) as engine:
+        said = texts(engine.ask(PROMPTS[:2]))
+        drop_state_blocks(engine)
+        said += texts(engine.ask(PROMPTS[2:]))
+        again = texts(engine.ask(PROMPTS[:2]))
+        assert (said, again) == (off, off[:2])
+        assert engine.planner.guard.anomalies == 1
+        assert engine.planner.book is None
+        assert engine.pool.get_num_free_blocks() == 25
+    assert len([one for one in errors(caplog) if "planted" in (one.exc_text or "")]) == 1
+
+
+def test_a_restore_that_fails_stops_the_step(monkeypatch, model):
+    plant(monkeypatch, CheckpointStore, "restore", 1)
+    with run(model, plugin=POOL) as engine:
+        engine.ask([document(1)])
+        drop_state_blocks(engine)
+        with pytest.raises(KeyError, match="planted"):
+            engine.ask([document(1)])
