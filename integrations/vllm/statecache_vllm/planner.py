@@ -13,7 +13,7 @@ from statecache_vllm.checkpoint_book import CheckpointBook
 from statecache_vllm.checkpoint_memory import pool_slots
 from statecache_vllm.chunks import end_chunks_at, settle_interval
 from statecache_vllm.gds_queue import GdsQueue
-from statecache_vllm.guard import Guard, GuardedQueue, vllms_own_queue
+from statecache_vllm.guard import Guard, GuardedQueue, guarded_touch, vllms_own_queue
 from statecache_vllm.reuse_queue import ReuseQueue
 
 _log = logging.getLogger("statecache.vllm")
@@ -99,6 +99,7 @@ class Planner:
         if self.book is not None:
             queue.lost = self.guard.wrap(self._lost, self._end_book)
         pool.free_block_queue = GuardedQueue(queue, self.guard, self._hand_over)
+        pool.touch = guarded_touch(pool.touch, self.guard, self._hand_over)
         pool.reset_prefix_cache = self._reset(pool.reset_prefix_cache)
         pool.evict_blocks = self._evict_blocks(pool.evict_blocks)
         manager.get_computed_blocks = self._lookup(manager.get_computed_blocks)
