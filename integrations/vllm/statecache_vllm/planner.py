@@ -19,8 +19,7 @@ from statecache_vllm.reuse_queue import ReuseQueue
 _log = logging.getLogger("statecache.vllm")
 
 Copy = tuple[int, int, tuple[int, ...]]
-# Chats that share a system prompt often share no more tokens than this.
-_TYPICAL_PROMPT = 512
+_TYPICAL_PROMPT = 512  # tokens; a larger block leaves many prompts nothing to share
 
 
 class Planner:
