@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from statecache_vllm import seams
 
-__all__ = ["Guard", "GuardedQueue", "vllms_own_queue"]
+__all__ = ["Guard", "GuardedQueue", "guarded_touch", "vllms_own_queue"]
 
 _log = logging.getLogger("statecache.vllm")
 _T = TypeVar("_T")
@@ -66,7 +66,7 @@ class GuardedQueue:
         self._queue = queue
         self.popleft: Callable[[], Any] = guarded("popleft")
         self.popleft_n: Callable[[int], list[Any]] = guarded("popleft_n")
-        self.remove: Callable[[Any], None] = guarded("remove")
+        self.remove: Callable[[Any], None] = queue.remove  # by `guarded_touch`
         self.append: Callable[[Any], None] = guarded("append")
         self.append_n: Callable[[Sequence[Any]], None] = guarded("append_n")
         self.prepend_n: Callable[[Sequence[Any]], None] = guarded("prepend_n")
@@ -77,6 +77,26 @@ class GuardedQueue:
     def num_free_blocks(self) -> int:
         """How many blocks are free."""
         return int(self._queue.num_free_blocks)
+
+
+def guarded_touch(
+    touch: Callable[[Sequence[Any]], None], guard: Guard, hand_over: Callable[[], Any]
+) -> Callable[[Sequence[Any]], None]:
+    """Return `BlockPool.touch`, guarded.
+
+    In vLLM 0.32 nothing else calls `remove`, and it does for every block: a guard around each call
+    would cost what the order gains. Blocks before the one that failed are counted as used.
+    """
+
+    def go_on(blocks: Sequence[Any]) -> None:
+        free = (at for at, one in enumerate(blocks) if one.ref_cnt == 0 and not one.is_null)
+        failed = next(free, None)
+        hand_over()
+        if failed is None:
+            raise RuntimeError("statecache: BlockPool.touch failed by itself")
+        touch(blocks[failed:])
+
+    return guard.wrap(touch, go_on)
 
 
 def vllms_own_queue(pool: Any) -> Any:

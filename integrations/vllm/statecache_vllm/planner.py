@@ -13,13 +13,12 @@ from statecache_vllm.checkpoint_book import CheckpointBook
 from statecache_vllm.checkpoint_memory import pool_slots
 from statecache_vllm.chunks import end_chunks_at, settle_interval
 from statecache_vllm.gds_queue import GdsQueue
-from statecache_vllm.guard import Guard, GuardedQueue, vllms_own_queue
+from statecache_vllm.guard import Guard, GuardedQueue, guarded_touch, vllms_own_queue
 
 _log = logging.getLogger("statecache.vllm")
 
 Copy = tuple[int, int, tuple[int, ...]]
-# Chats that share a system prompt often share no more tokens than this.
-_TYPICAL_PROMPT = 512
+_TYPICAL_PROMPT = 512  # tokens; a larger block leaves many prompts nothing to share
 
 
 class Planner:
@@ -128,6 +127,7 @@ class Planner:
         if self.book is not None:
             queue.lost = self.guard.wrap(self._lost, self._end_book)
         pool.free_block_queue = GuardedQueue(queue, self.guard, self._hand_over)
+        pool.touch = guarded_touch(pool.touch, self.guard, self._hand_over)
         pool.reset_prefix_cache = self._reset(pool.reset_prefix_cache)
         pool.evict_blocks = self._evict_blocks(pool.evict_blocks)
         if isinstance(queue, ReuseQueue) or self.book is not None:
