@@ -80,13 +80,14 @@ test-py: install
 test-engines: engines
 	mkdir -p $(REPORTS)
 	$(ENGINES)/bin/python -m pytest tests/engines/sglang --junit-xml=$(REPORTS)/sglang.xml
+	$(ENGINES)/bin/python -m pytest tests/engines/vllm --junit-xml=$(REPORTS)/vllm.xml
 
 engines: $(VENV)/.ready
 	tests/engines/install.sh $(ENGINES)
 
 # Counts what really ran, by group, and fails when a group has vanished.
 tally:
-	$(PY) tests/tally.py $(patsubst %,$(REPORTS)/%.xml,$(CPP_BUILDS) python sglang)
+	$(PY) tests/tally.py $(patsubst %,$(REPORTS)/%.xml,$(CPP_BUILDS) python sglang vllm)
 
 bench: install
 	cmake -S . -B build/cpp-bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DSTATECACHE_BENCH=ON

@@ -19,7 +19,8 @@ FLOORS = {
     "mutation": 12,
     "packaging": 3,
     "gpu": 56,
-    "sglang": 102,
+    "sglang": 145,
+    "vllm": 250,
 }
 
 
