@@ -1,4 +1,4 @@
-"""A seam: one thing of an engine that an adapter uses, to check against what is installed.
+"""A seam: one thing of an engine that an adapter uses, and the check of what is installed.
 
 Nothing of the engine is imported before a seam is looked at.
 """
@@ -8,9 +8,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import logging
+from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Seam", "methods"]
+from statecache.settings import flag_of
+
+__all__ = ["Seam", "SeamError", "check", "methods", "probe"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +43,38 @@ class Seam:
             if names != self.parameters:
                 return f"moved (takes {', '.join(names)})"
         return "ok"
+
+
+class SeamError(RuntimeError):
+    """A seam is not as it was in the tested versions: nothing was installed."""
+
+
+def probe(seams: Sequence[Seam]) -> list[tuple[str, str]]:
+    """Look at every seam; return its name and "ok", "moved ..." or "missing"."""
+    return [(f"{seam.module}.{seam.path}", seam.state()) for seam in seams]
+
+
+def check(
+    engine: str,
+    version: str,
+    seams: Sequence[Seam],
+    tested: Sequence[str],
+    *,
+    strict: bool,
+    log: logging.Logger,
+) -> None:
+    """Raise `SeamError` unless every seam is in place; warn about a version that is not `tested`.
+
+    With `strict` that raises too. `engine` is the name for people.
+    """
+    broken = [f"{name}: {state}" for name, state in probe(seams) if state != "ok"]
+    if broken:
+        raise SeamError(f"{engine} {version} does not fit: {'; '.join(broken)}")
+    if version not in tested:
+        what = f"{engine} {version} was not tested (tested: {', '.join(tested)})"
+        if strict:
+            raise SeamError(f"{what} and {flag_of('strict')} is on")
+        log.warning("statecache: %s; every seam is in place, going on", what)
 
 
 def methods(module: str, owner: str, parameters: dict[str, str]) -> tuple[Seam, ...]:

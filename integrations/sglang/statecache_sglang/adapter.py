@@ -47,6 +47,7 @@ def switch(given: dict[str, Any]) -> Settings:
     """
     global _installed
     from statecache.errors import SettingsError
+    from statecache.seam import SeamError
     from statecache.settings import Settings
 
     try:
@@ -62,7 +63,7 @@ def switch(given: dict[str, Any]) -> Settings:
                 _installed.remove()
                 _installed = None
             _installed = install(settings)
-    except (SettingsError, seams.SeamError) as error:
+    except (SettingsError, SeamError) as error:
         raise SystemExit(f"statecache: {error}") from None
     return settings
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from statecache.settings import Settings, flag_of
-from statecache_sglang import host_seams, seams
-from statecache_sglang.seam_table import TESTED
+from statecache import seam
+from statecache.settings import Settings
+from statecache_sglang import host_seams, seam_table, seams
 
 _log = logging.getLogger("statecache.sglang")
 
@@ -67,15 +67,10 @@ def install(settings: Settings) -> Installed:
 
 def check_seams(settings: Settings) -> None:
     """Raise `SeamError` unless every seam is as it was in the tested versions."""
-    broken = [f"{name}: {state}" for name, state in seams.probe() if state != "ok"]
     version = seams.engine_version()
-    if broken:
-        raise seams.SeamError(f"SGLang {version} does not fit: {'; '.join(broken)}")
-    if version not in TESTED:
-        what = f"SGLang {version} was not tested (tested: {', '.join(TESTED)})"
-        if settings.strict:
-            raise seams.SeamError(f"{what} and {flag_of('strict')} is on")
-        _log.warning("statecache: %s; every seam is in place, going on", what)
+    seam.check(
+        "SGLang", version, seam_table.SEAMS, seam_table.TESTED, strict=settings.strict, log=_log
+    )
 
 
 def leads(params: Any, name: str) -> bool:

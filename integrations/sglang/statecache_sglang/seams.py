@@ -21,7 +21,6 @@ __all__ = [
     "AroundPatch",
     "NoPathLimit",
     "Patch",
-    "SeamError",
     "TreeCorePatch",
     "admission_patch",
     "ask_for_int8",
@@ -46,7 +45,6 @@ __all__ = [
     "no_room",
     "no_step",
     "path_clearing_bindings",
-    "probe",
     "python_tree_core",
     "rust_tree_core",
     "state_lock_receipt",
@@ -67,20 +65,9 @@ def load(name: str) -> Any:
     return importlib.import_module(name)
 
 
-class SeamError(RuntimeError):
-    """A seam is not as it was in the tested versions: nothing was installed."""
-
-
 def engine_version() -> str:
     """Return the version of SGLang that is installed."""
     return version("sglang")
-
-
-def probe() -> list[tuple[str, str]]:
-    """Look at every seam; return its name and "ok", "moved ..." or "missing"."""
-    from statecache_sglang import seam_table
-
-    return [(f"{seam.module}.{seam.path}", seam.state()) for seam in seam_table.SEAMS]
 
 
 # The classes and names of the engine.
@@ -348,6 +335,8 @@ class TreeCorePatch:
     def install(self) -> None:
         """Take the place. Raises `SeamError` when another plugin already has the backend's name."""
         if self._registry.get_tree_core_factory(_BACKEND) is not None:
+            from statecache.seam import SeamError
+
             raise SeamError(f"another tree core is already registered as '{_BACKEND}'")
         self._registry.register_tree_core_backend(_BACKEND, self._factory)
         self._cache.COMPONENT_REGISTRY[mamba_type()] = self._component

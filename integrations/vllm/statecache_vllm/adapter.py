@@ -43,6 +43,7 @@ def _configure(original: Callable[[], Any], engine_args: Any, flags: dict[str, A
     if not given and not os.environ.get(_CONFIG):
         return original()
     from statecache.errors import SettingsError
+    from statecache.seam import SeamError
     from statecache.settings import Settings
 
     try:
@@ -53,7 +54,7 @@ def _configure(original: Callable[[], Any], engine_args: Any, flags: dict[str, A
         from statecache_vllm.install import configure
 
         return configure(settings, engine_args, original)
-    except (SettingsError, seams.SeamError) as error:
+    except (SettingsError, SeamError) as error:
         raise SystemExit(f"statecache: {error}") from None
 
 

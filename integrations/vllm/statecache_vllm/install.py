@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from statecache.settings import Settings, flag_of
-from statecache_vllm import refusals, seams
+from statecache import seam
+from statecache.settings import Settings
+from statecache_vllm import refusals, seam_table, seams
 from statecache_vllm.chunks import check_interval
-from statecache_vllm.seam_table import TESTED
 
 _log = logging.getLogger("statecache.vllm")
 
@@ -55,15 +55,10 @@ def configure(settings: Settings, engine_args: Any, create: Callable[[], Any]) -
 
 def check_seams(settings: Settings) -> None:
     """Raise `SeamError` unless every seam is as it was in the tested versions."""
-    broken = [f"{name}: {state}" for name, state in seams.probe() if state != "ok"]
     version = seams.engine_version()
-    if broken:
-        raise seams.SeamError(f"vLLM {version} does not fit: {'; '.join(broken)}")
-    if version not in TESTED:
-        what = f"vLLM {version} was not tested (tested: {', '.join(TESTED)})"
-        if settings.strict:
-            raise seams.SeamError(f"{what} and {flag_of('strict')} is on")
-        _log.warning("statecache: %s; every seam is in place, going on", what)
+    seam.check(
+        "vLLM", version, seam_table.SEAMS, seam_table.TESTED, strict=settings.strict, log=_log
+    )
 
 
 def _check(config: Any) -> None:

