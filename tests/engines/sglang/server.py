@@ -75,7 +75,8 @@ class Server:
         }
 
     def flush(self) -> None:
-        self.post("flush_cache", {})
+        # The last answer is out a moment before its request has ended; until then nothing is flushed.
+        self.post("flush_cache?timeout=60", {})
 
 
 def free_port() -> int:
