@@ -1,6 +1,7 @@
 """What statecache uses of SGLang. Only this file and `pool_seams` take anything from it.
 
-SGLang is imported inside the functions: loading the plugin must not load the engine.
+(`cache_layer` too, which builds a cache without a server.) SGLang is imported inside the
+functions: loading the plugin must not load the engine.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ __all__ = [
     "python_tree_core",
     "refuse_hierarchical_cache",
     "rust_tree_core",
+    "set_chunk_size",
     "state_lock_receipt",
     "tree_components",
 ]
@@ -79,6 +81,11 @@ def engine_version() -> str:
 def probe() -> list[tuple[str, str]]:
     """Look at every seam; return its name and "ok", "moved ..." or "missing"."""
     return [(f"{seam.module}.{seam.path}", seam.state()) for seam in at.SEAMS]
+
+
+def set_chunk_size(server_args: Any, tokens: int) -> None:
+    """Say what a model's configuration would: how many tokens a chunk of its kernels has."""
+    server_args._mamba_cache_chunk_size = tokens  # noqa: SLF001 - it has no setter
 
 
 # The classes and names of the engine.
