@@ -134,9 +134,9 @@ def _arms(result: Result) -> str:
         cells = (
             f"{sum(run.hit_tokens for run in runs) / prompt:.4f}",
             f"{sum(run.resident_tokens for run in runs) / prompt:.4f}",
-            f"{sum(run.evicted_states for run in runs) / len(runs):,.0f}",
-            f"{sum(run.skipped_states for run in runs) / len(runs):,.0f}",
-            f"{sum(run.rejected for run in runs) / len(runs):,.0f}",
+            _average([run.evicted_states for run in runs]),
+            _average([run.skipped_states for run in runs]),
+            _average([run.rejected for run in runs]),
         )
         numbers = "".join(f"<td class=n>{cell}" for cell in cells)
         rows.append(f"<tr><td>{escape(cell)}<td>{escape(arm)}<td class=n>{len(runs)}{numbers}")
@@ -145,3 +145,8 @@ def _arms(result: Result) -> str:
         "<th class=n>ceiling (KV resident)<th class=n>evicted states<th class=n>states not kept"
         "<th class=n>rejected" + "\n".join(rows) + "</table></div>"
     )
+
+
+def _average(counts: list[int | None]) -> str:
+    known = [count for count in counts if count is not None]
+    return f"{sum(known) / len(known):,.0f}" if known else "-"

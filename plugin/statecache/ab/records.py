@@ -32,11 +32,14 @@ class Served(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Played(msgspec.Struct, frozen=True):
-    """A workload played to its end; `skipped` states found no slot and were not kept."""
+    """A workload played to its end; skipped states found no slot and were not kept.
+
+    None where the engine does not count them.
+    """
 
     served: list[Served]
-    evicted_states: int
-    skipped_states: int
+    evicted_states: int | None
+    skipped_states: int | None
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +59,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     resident_tokens: int
     missed_by_state_tokens: int
     recompute_cost: float
-    evicted_states: int
-    skipped_states: int
+    evicted_states: int | None
+    skipped_states: int | None
 
 
 class Measure(msgspec.Struct, frozen=True):
