@@ -35,18 +35,19 @@ def _start() -> tuple[str, Callable[[Job], Played]]:
     from statecache_sglang import seams
 
     seams.load("sglang.srt.mem_cache.unified_radix_cache")
-    return seams.engine_version(), lambda job: play(job.arm, job.prompts)
+    return seams.engine_version(), play
 
 
-def play(arm: Arm, prompts: Sequence[Sequence[int]]) -> Played:
-    """Serve the prompts one after the other, each a list of blocks, on a cache of the arm."""
+def play(job: Job) -> Played:
+    """Serve the prompts one after the other on a cache of the arm."""
     from statecache_sglang.cache_layer import CacheLayer
 
+    arm = job.arm
     with _plugin(arm):
         layer = CacheLayer(arm.free_slots, arm.kv_blocks or 1)
     every = arm.chunk // BLOCK_TOKENS
     served, skipped = [], 0
-    for prompt in prompts:
+    for prompt in job.prompts:
         one, kept = serve(layer, prompt, admitted_blocks(len(prompt), arm.admission, every))
         served.append(one)
         skipped += not kept

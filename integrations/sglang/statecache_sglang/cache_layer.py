@@ -77,9 +77,12 @@ def _build_pools(slots: int, kv_tokens: int) -> tuple[Any, Any]:
 
 
 class CacheLayer:
-    """A cache of `slots` states and `kv_tokens` tokens of KV, built with what is installed."""
+    """A cache of `slots` states and `kv_tokens` tokens of KV, built with what is installed.
 
-    def __init__(self, slots: int, kv_tokens: int, core: str = "python") -> None:
+    `core` names the tree core; None leaves the choice to SGLang.
+    """
+
+    def __init__(self, slots: int, kv_tokens: int, core: str | None = None) -> None:
         requests, self._allocator = _build_pools(slots, kv_tokens)
         full, mamba = (
             load(f"{_MEMORY}.unified_cache.component_type").ComponentType[name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +32,22 @@ def _start() -> tuple[str, Callable[[Job], Played]]:
     from statecache_vllm import seams
 
     seams.load("vllm.v1.core.sched.scheduler")
-    return seams.engine_version(), lambda job: play(job.arm, job.prompts)
+    return seams.engine_version(), play
 
 
-def play(arm: Arm, prompts: Sequence[Sequence[int]]) -> Played:
-    """Serve the prompts one after the other, each a list of blocks, on a cache of the arm."""
+def play(job: Job) -> Played:
+    """Serve the prompts one after the other on a cache of the arm."""
     from statecache_vllm.cache_layer import BLOCK, CacheLayer, write_model
 
+    arm = job.arm
     blocks = arm.pool_blocks if arm.pool == "shared" else arm.kv_blocks or 1
-    longest = max(map(len, prompts))
+    longest = max(map(len, job.prompts))
     budget = (arm.chunk // BLOCK_TOKENS) * BLOCK
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
         layer = CacheLayer(Path(folder), blocks, budget, (longest + 2) * BLOCK, _plugin(arm, BLOCK))
     served = []
-    for prompt in prompts:
+    for prompt in job.prompts:
         if _least_blocks(len(prompt)) > blocks:
             served.append(Served(len(prompt) * BLOCK_TOKENS, 0, 0, rejected=True))
             continue

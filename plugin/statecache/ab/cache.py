@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -85,8 +87,7 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the process; once it is ended this does nothing."""
-        if self.alive:
-            self._process.kill()
+        self._kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
@@ -97,13 +98,19 @@ class EngineProcess:
     def _read(self, kind: type[_Said], seconds: float) -> _Said:
         stdout = self._process.stdout
         if stdout is None or not select.select([stdout], [], [], seconds)[0]:
-            self._process.kill()
+            self._kill()
             raise ArmError(f"no answer within {seconds} s{self._last_words()}")
         line = stdout.readline()
         if not line:
             code = self._process.wait()
             raise ArmError(f"ended with status {code}{self._last_words()}")
         return msgspec.json.decode(line, type=kind)
+
+    def _kill(self) -> None:
+        """End it with all that it started itself; they hold its pipes too."""
+        if self.alive:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _last_words(self) -> str:
         self._log.seek(0)

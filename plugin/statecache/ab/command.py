@@ -77,7 +77,10 @@ def ab_command(
     seed: Annotated[int | None, typer.Option(help="The first seed (default: 0).")] = None,
     warm_up: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Part of the requests not counted (default: 0.1)."),
+        typer.Option(
+            metavar="SHARE",
+            help="Part of the requests not counted (default: 0.1, or the experiment's own).",
+        ),
     ] = None,
     python: Annotated[
         str | None,
@@ -93,7 +96,8 @@ def ab_command(
         if plan or arm or workload:
             raise SettingsError("--experiment: brings its arms and workload: leave out yours")
         asked = Experiment(experiment, engines, trace)
-        trial = trial_of(asked.cells(), asked.name, repeats, seed, warm_up, python, asked.axis)
+        share = asked.warm_up if warm_up is None else warm_up
+        trial = trial_of(asked.cells(), asked.name, repeats, seed, share, python, asked.axis)
     else:
         if trace or engines:
             raise SettingsError("--trace and --engines are for --experiment: see --workload, --arm")

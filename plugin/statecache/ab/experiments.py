@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["EXPERIMENTS", "Experiment"]
 
-# What each may be run on, and the axis of its plot.
+# What each may be run on, the axis of its plot, and the part of the requests that is warm-up.
 EXPERIMENTS = {
-    "sessions": (("core", "sglang", "vllm"), "agent sessions at once"),
-    "distinct-prefixes": (("core", "sglang", "vllm"), "distinct prefixes"),
-    "agent-traces": (("core", "sglang"), "state slots"),
-    "one-pool": (("core", "vllm"), "blocks of the pool"),
+    "sessions": (("core", "sglang", "vllm"), "agent sessions at once", 0.1),
+    "distinct-prefixes": (("core", "sglang", "vllm"), "distinct prefixes", 0.2),  # the first round
+    "agent-traces": (("core", "sglang"), "state slots", 0.0),
+    "one-pool": (("core", "vllm"), "blocks of the pool", 0.1),
 }
 _SESSIONS = (16, 24, 32, 40, 64)
 _PREFIXES = (128, 256, 384, 512, 640, 768)
@@ -39,7 +39,7 @@ class Experiment:
         if name not in EXPERIMENTS:
             known = ", ".join(EXPERIMENTS)
             raise SettingsError(on_one_line(f"--experiment: unknown {name!r}: use {known}"))
-        known_engines, self.axis = EXPERIMENTS[name]
+        known_engines, self.axis, self.warm_up = EXPERIMENTS[name]
         self.name = name
         self._trace = trace
         self._engines = [part.strip() for part in (engines or "core").split(",")]
@@ -76,7 +76,7 @@ class Experiment:
                     for policy in ("lru", "gds")
                 ]
             )
-        workload = Workload(kind="agent", sessions=sessions, turns=20, loop="closed")
+        workload = Workload(kind="agent", sessions=sessions, turns=16, loop="closed")
         return Cell(name=f"{sessions} sessions", workload=workload, arms=arms, at=sessions)
 
     def _prefixes(self, count: int) -> Cell:
@@ -98,7 +98,7 @@ class Experiment:
                 )
                 pair.append(arm)
             arms += _against_first(pair)
-        workload = Workload(kind="distinct-prefixes", count=count, rounds=8)
+        workload = Workload(kind="distinct-prefixes", count=count, rounds=5)
         return Cell(name=f"{count} prefixes", workload=workload, arms=arms, at=count)
 
     def _agent_traces(self, slots: int) -> Cell:

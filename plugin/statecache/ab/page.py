@@ -31,8 +31,9 @@ svg { width: 100%; height: auto; display: block; }
 svg text { font: 13px system-ui, sans-serif; fill: currentColor; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: left; }
-td.n, th.n { text-align: right; white-space: nowrap; }
+th, td { padding: .3rem .6rem .3rem 0; border-bottom: 1px solid var(--line); }
+th, td { white-space: nowrap; text-align: left; }
+td.n, th.n { text-align: right; }
 .legend { display: flex; flex-wrap: wrap; gap: .25rem 1rem; padding: 0; list-style: none; }
 .legend i { display: inline-block; width: .8rem; height: .8rem; margin-right: .35rem; }
 .better { color: var(--good); font-weight: 600; } .worse { color: var(--bad); font-weight: 600; }
@@ -110,15 +111,15 @@ def _plot(result: Result, measure_name: str) -> list[str]:
 
 def _verdicts(comparisons: list[Comparison]) -> str:
     rows = [
-        f"<tr><td>{escape(c.cell)}<td>{escape(c.arm)} against {escape(c.baseline)}"
+        f"<tr><td>{escape(c.cell)}<td class={c.verdict.split()[0]}>{c.verdict}"
+        f"<td>{escape(c.arm)}, not {escape(c.baseline)}"
         f"<td class=n>{number_text(c.baseline_mean)}<td class=n>{number_text(c.arm_mean)}"
         f"<td class=n>{number_text(c.difference, sign=True)}<td class=n>{interval_of(c)}"
-        f"<td class={c.verdict.split()[0]}>{c.verdict}"
         for c in comparisons
     ]
     return (
-        "<div class=scroll><table><tr><th>cell<th>arms<th class=n>baseline<th class=n>arm"
-        "<th class=n>difference<th class=n>95 % interval<th>verdict"
+        "<div class=scroll><table><tr><th>cell<th>verdict<th>arms<th class=n>baseline"
+        "<th class=n>arm<th class=n>difference<th class=n>95 % interval"
         + "\n".join(rows)
         + "</table></div>"
     )
