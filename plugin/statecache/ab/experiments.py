@@ -12,7 +12,7 @@ from statecache.ab.workloads import Workload
 from statecache.errors import SettingsError, on_one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["EXPERIMENTS", "Experiment"]
 
@@ -57,13 +57,14 @@ class Experiment:
 
     def cells(self) -> list[Cell]:
         """Return the cells, in the order of the axis."""
-        made: dict[str, list[Cell]] = {
-            "sessions": [self._sessions(n) for n in _SESSIONS],
-            "distinct-prefixes": [self._prefixes(n) for n in _PREFIXES],
-            "agent-traces": [self._agent_traces(n) for n in _TRACE_SLOTS],
-            "one-pool": [self._one_pool(n) for n in _POOL_BLOCKS],
+        made: dict[str, tuple[Callable[[int], Cell], Sequence[int]]] = {
+            "sessions": (self._sessions, _SESSIONS),
+            "distinct-prefixes": (self._prefixes, _PREFIXES),
+            "agent-traces": (self._agent_traces, _TRACE_SLOTS),
+            "one-pool": (self._one_pool, _POOL_BLOCKS),
         }
-        return made[self.name]
+        cell, sizes = made[self.name]
+        return [cell(size) for size in sizes]
 
     def _sessions(self, sessions: int) -> Cell:
         """Lru against gds where `sessions` requests run at all times and keep 5 slots each."""

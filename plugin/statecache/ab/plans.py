@@ -8,7 +8,7 @@ import msgspec
 
 from statecache.ab.arms import Arm, check_arms, made_arm, parse_arm
 from statecache.ab.bench import Cell, Trial
-from statecache.ab.statistics import ALPHA, repeats_for
+from statecache.ab.statistics import default_repeats, least_repeats
 from statecache.ab.workloads import KINDS, Workload
 from statecache.errors import SettingsError, on_one_line
 
@@ -71,15 +71,14 @@ def trial_of(
         for cell in cells
     ]
     seeded = [pair for cell in cells if cell.workload.seeded for pair in cell.pairs]
-    least = repeats_for(len(seeded))
     if repeats is not None and not 1 <= repeats <= _MOST_REPEATS:
         raise SettingsError(f"--repeats: {repeats} is not in 1 to {_MOST_REPEATS}")
     if repeats is None:
-        repeats = least if seeded else 1
-    elif seeded and 1 != repeats < least and 2 * len(seeded) >= ALPHA * 2**repeats:
+        repeats = default_repeats(len(seeded)) if seeded else 1
+    elif seeded and 1 != repeats < least_repeats(len(seeded)):
         raise SettingsError(
             f"--repeats: {repeats} can never reach significance in {len(seeded)} comparisons:"
-            f" give {least} or more, or 1 for equal or different"
+            f" give {default_repeats(len(seeded))}, or 1 for equal or different"
         )
     share = 0.1 if warm_up is None else warm_up
     if not 0 <= share < 1:

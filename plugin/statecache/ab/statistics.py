@@ -17,16 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALPHA",
-    "LEAST_REPEATS",
     "Comparison",
     "Pair",
     "check_installed",
     "compare",
-    "repeats_for",
+    "default_repeats",
+    "least_repeats",
 ]
 
 ALPHA = 0.05
-LEAST_REPEATS = 8
 _RESAMPLES = 9_999
 _MOST_EXACT = 16  # all 2 ** n ways to flip the signs are tried up to this n
 
@@ -82,13 +81,21 @@ def check_installed() -> None:
         raise SettingsError("ab: scipy is not installed: pip install 'statecache[ab]'") from error
 
 
-def repeats_for(comparisons: int) -> int:
-    """Return how many repeats a test of so many comparisons needs to be able to find anything.
+def least_repeats(comparisons: int) -> int:
+    """Return how many repeats so many comparisons need to be able to find anything.
 
     A paired sign test of n pairs has no p below 2 / 2 ** n, and the strictest of Holm's bounds is
     0.05 / comparisons.
     """
-    return max(LEAST_REPEATS, math.floor(math.log2(2 * max(1, comparisons) / ALPHA)) + 1)
+    return math.floor(math.log2(2 * max(1, comparisons) / ALPHA)) + 1
+
+
+def default_repeats(comparisons: int) -> int:
+    """Return how many repeats are run unless said otherwise: 8, or two above the least.
+
+    At the least each single pair has to agree.
+    """
+    return max(8, least_repeats(comparisons) + 2)
 
 
 def compare(pairs: Sequence[Pair], runs: Sequence[Run], seed: int = 0) -> list[Comparison]:
