@@ -1,7 +1,16 @@
 """Plays arms of `statecache ab` on SGLang's cache layer, in a process of its own.
 
 One token here stands for a block of 512. The cost model is scaled by powers of two, so that gds
-sees exactly the costs of the real depths.
+sees exactly the costs of the real depths. Requests are served one at a time.
+
+What differs from the driver `core`, in SGLang 0.5.23:
+- The end of a request is no use of the state it resumed from, in lru, and that state is locked only
+  until the next one is cached: where a request sets several states, the order differs a little.
+- A leaf loses its KV with its state. So less KV is resident: fewer tokens are missed by state, and
+  the ceiling is lower, at the same hits.
+- KV beyond the hit is computed into slots of its own before that which is resident is found: with
+  little KV more of it is dropped.
+Where each request sets or uses one state and KV is ample every hit is the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,15 @@
 """Plays arms of `statecache ab` on vLLM's scheduler and block pool, in a process of its own.
 
 16 tokens here, a block of vLLM, stand for a block of 512. The cost model is scaled by powers of
-two, so that gds sees exactly the costs of the real depths.
+two, so that gds sees exactly the costs of the real depths. Requests are served one at a time.
+
+What differs from the driver `core`, in vLLM 0.32:
+- A state takes blocks of the one pool while it is computed, and stays there until they are needed,
+  also beside a checkpoint pool: a request may resume from either.
+- A request holds two states in three blocks each, and one block is vLLM's own: what fits the
+  replay's KV alone may not fit here.
+- Blocks go in the order of vLLM's free queue, or of the plugin's, not leaf by leaf.
+With memory for all of them every request hits what it does in `core`.
 """
 
 from __future__ import annotations
@@ -41,11 +49,17 @@ def play(job: Job) -> Played:
 
     arm = job.arm
     blocks = arm.pool_blocks if arm.pool == "shared" else arm.kv_blocks or 1
-    longest = max(map(len, job.prompts))
-    budget = (arm.chunk // BLOCK_TOKENS) * BLOCK
+    chunk = arm.chunk // BLOCK_TOKENS * BLOCK
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
-        layer = CacheLayer(Path(folder), blocks, budget, (longest + 2) * BLOCK, _plugin(arm, BLOCK))
+        layer = CacheLayer(
+            Path(folder),
+            blocks,
+            budget=chunk,
+            longest=(max(map(len, job.prompts)) + 2) * BLOCK,
+            retention=chunk if arm.admission == "dense" else 0,
+            plugin=_plugin(arm, BLOCK),
+        )
     served = []
     for prompt in job.prompts:
         if _least_blocks(len(prompt)) > blocks:

@@ -72,11 +72,19 @@ def _groups() -> list[Any]:
 class CacheLayer:
     """A scheduler over `blocks` blocks; `plugin` holds settings by name, None leaves it off.
 
-    A request computes `budget` tokens a step at most.
+    A request has `longest` tokens at most, of which `budget` are computed in a step. vLLM keeps
+    a state every `retention` tokens, if that is not 0.
     """
 
     def __init__(
-        self, model: Path, blocks: int, budget: int, longest: int, plugin: dict[str, Any] | None
+        self,
+        model: Path,
+        blocks: int,
+        *,
+        budget: int,
+        longest: int,
+        retention: int,
+        plugin: dict[str, Any] | None,
     ) -> None:
         load("vllm.plugins").load_general_plugins()
         config: dict[str, Any] = {}
@@ -94,6 +102,7 @@ class CacheLayer:
                 max_num_seqs=4,
                 max_num_batched_tokens=budget,
                 enable_prefix_caching=True,
+                prefix_cache_retention_interval=retention,
                 additional_config=config,
             )
             .create_engine_config()

@@ -43,7 +43,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be run. The first `warm_up` part of each workload is played and not counted."""
+    """What is to be run. The first `warm_up` part of each workload is played and not counted.
+
+    `axis` names what the cells differ in; `notes` is what a reader of the report must know.
+    """
 
     name: str
     cells: list[Cell]
@@ -51,6 +54,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     warm_up: float = 0.1
     axis: str = ""
+    notes: list[str] = []
 
     @property
     def pairs(self) -> list[Pair]:

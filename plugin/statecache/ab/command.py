@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import Progress
@@ -68,7 +69,9 @@ def ab_command(
     ] = None,
     engines: Annotated[
         str | None,
-        typer.Option(metavar="NAME,...", help="Engines of an experiment (default: core)."),
+        typer.Option(
+            metavar="NAME,...", help="Engines of an experiment (default: core; engines runs both)."
+        ),
     ] = None,
     repeats: Annotated[
         int | None,
@@ -98,6 +101,7 @@ def ab_command(
         asked = Experiment(experiment, engines, trace)
         share = asked.warm_up if warm_up is None else warm_up
         trial = trial_of(asked.cells(), asked.name, repeats, seed, share, python, asked.axis)
+        trial = msgspec.structs.replace(trial, notes=asked.notes)
     else:
         if trace or engines:
             raise SettingsError("--trace and --engines are for --experiment: see --workload, --arm")

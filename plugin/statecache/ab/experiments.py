@@ -22,6 +22,25 @@ EXPERIMENTS = {
     "distinct-prefixes": (("core", "sglang", "vllm"), "distinct prefixes", 0.2),  # the first round
     "agent-traces": (("core", "sglang"), "state slots", 0.0),
     "one-pool": (("core", "vllm"), "blocks of the pool", 0.1),
+    "engines": (("sglang", "vllm"), "blocks of 512 tokens of memory in all", 0.1),
+}
+_NOTES = {
+    "sessions": [
+        "419 state slots and 2,969,600 tokens of KV; each session runs one request at all times,"
+        " which keeps 5 slots. In vLLM the slots are those of a checkpoint pool."
+    ],
+    "distinct-prefixes": [
+        "256 slots of native states, or 512 of int8 ones in the same bytes. All states cost the"
+        " same, so no policy can gain here. In vLLM a request may also resume from a state that is"
+        " still among the blocks."
+    ],
+    "engines": [
+        "The same bytes for all arms: a state takes as many as three blocks. By design SGLang keeps"
+        " states in slots of their own, a tenth of the memory here, sets one every 8,192 tokens and"
+        " at each prompt's end, and drops the KV of a leaf with its state. vLLM alone keeps states"
+        " and KV in one pool, and sets states at prompt ends and where known prefixes end; its"
+        " checkpoint pool comes out of the same bytes."
+    ],
 }
 _SESSIONS = (16, 24, 32, 40, 64)
 _PREFIXES = (128, 256, 384, 512, 640, 768)
@@ -40,9 +59,12 @@ class Experiment:
             known = ", ".join(EXPERIMENTS)
             raise SettingsError(on_one_line(f"--experiment: unknown {name!r}: use {known}"))
         known_engines, self.axis, self.warm_up = EXPERIMENTS[name]
+        self.notes = _NOTES.get(name, [])
         self.name = name
         self._trace = trace
-        self._engines = [part.strip() for part in (engines or "core").split(",")]
+        self._engines = [part.strip() for part in (engines or known_engines[0]).split(",")]
+        if name == "engines":
+            self._engines = list(known_engines)
         for engine in self._engines:
             if engine not in known_engines:
                 raise SettingsError(
@@ -62,6 +84,7 @@ class Experiment:
             "distinct-prefixes": (self._prefixes, _PREFIXES),
             "agent-traces": (self._agent_traces, _TRACE_SLOTS),
             "one-pool": (self._one_pool, _POOL_BLOCKS),
+            "engines": (self._side_by_side, _POOL_BLOCKS),
         }
         cell, sizes = made[self.name]
         return [cell(size) for size in sizes]
@@ -144,6 +167,22 @@ class Experiment:
                 for pool in ("native", "int8")
             ]
             arms += _against_first(made)
+        workload = Workload(kind="agent", sessions=24, turns=20)
+        return Cell(name=f"{blocks} blocks", workload=workload, arms=arms, at=blocks)
+
+    def _side_by_side(self, blocks: int) -> Cell:
+        """Both engines, each alone and at its best, on one workload and as many bytes."""
+        slots = blocks // 30
+        sizes: dict[str, Any] = {"slots": slots, "kv_tokens": (blocks - 3 * slots) * 512}
+        own: dict[str, Any] = {"pool": "shared", "admission": "junctions"}
+        arms = [
+            Arm(name="sglang alone", engine="sglang", policy="stock", **sizes),
+            Arm(name="sglang gds", engine="sglang", **sizes),
+            Arm(name="sglang int8", engine="sglang", pool="int8", **sizes),
+            Arm(name="vllm alone", engine="vllm", policy="stock", **own, **sizes),
+            Arm(name="vllm reuse", engine="vllm", policy="reuse", **own, **sizes),
+            Arm(name="vllm int8", engine="vllm", pool="int8", **sizes),
+        ]
         workload = Workload(kind="agent", sessions=24, turns=20)
         return Cell(name=f"{blocks} blocks", workload=workload, arms=arms, at=blocks)
 

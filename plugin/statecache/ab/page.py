@@ -52,6 +52,7 @@ def report_page(result: Result) -> bytes:
         f"<h1>statecache ab: {name}</h1>",
         f"<p>{escape(_summary(result))}</p>",
     ]
+    parts += [f"<p class=note>{escape(note)}</p>" for note in result.settings.notes]
     if not result.complete:
         parts.append(f"<p class=worse>Interrupted after {len(result.runs)} runs.</p>")
     parts += [f"<p class=worse>{escape(line)}</p>" for line in failure_lines(result.failures)]

@@ -1,6 +1,7 @@
 """The driver of `statecache ab` on SGLang's real cache, against the built-in replay."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -82,7 +83,8 @@ def test_little_kv_rejects_what_cannot_fit_and_serves_the_rest():
         assert one.rejected == (one.prompt_tokens > 60 * 512)
 
 
-def test_in_a_process_of_its_own_numbers_repeat():
+def test_in_a_process_of_its_own_numbers_repeat(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "standins"))
     sizes = {"engine": "sglang", "slots": 16, "kv_tokens": AMPLE, "python": sys.executable}
     arms = [Arm(name="a", policy="gds", **sizes), Arm(name="b", policy="gds", **sizes)]
     cell = Cell(name="c", workload=Workload(kind="agent", sessions=4, turns=5), arms=arms)
