@@ -31,8 +31,8 @@ _NOTES = {
     ],
     "distinct-prefixes": [
         "256 slots of native states, or 512 of int8 ones in the same bytes. All states cost the"
-        " same, so no policy can gain here. In vLLM a request may also resume from a state that is"
-        " still among the blocks."
+        " same, so no policy can gain here. KV holds one round of 768 prefixes: with"
+        " more of it vLLM would keep the states among the blocks and find them there too."
     ],
     "engines": [
         "The same bytes for all arms: a state takes as many as three blocks. By design SGLang keeps"
@@ -47,6 +47,7 @@ _PREFIXES = (128, 256, 384, 512, 640, 768)
 _TRACE_SLOTS = (32, 64, 128, 256, 384, 1024)
 _POOL_BLOCKS = (1024, 2048, 3072)
 _KV_TOKENS = 2_969_600
+_ROUND_KV_TOKENS = 768 * 3 * 512  # a round of the most prefixes, each with an end of its own
 _AMPLE_KV_TOKENS = 512 * 2**20
 
 
@@ -116,7 +117,7 @@ class Experiment:
                     pool=pool,
                     slots=256,
                     int8_ratio=2,
-                    kv_tokens=_KV_TOKENS,
+                    kv_tokens=_ROUND_KV_TOKENS,
                     admission="dense" if engine == "vllm" else "aligned",
                     chunk=1024,
                 )
