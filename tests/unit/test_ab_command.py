@@ -119,6 +119,10 @@ BAD = {
     "baseline": (["--arm", "a:", "--arm", "b:baseline=c"], "arm b: baseline 'c' is no arm"),
     "workload": ([*ARMS, "--workload", "chat"], "--workload: unknown kind 'chat'"),
     "workload field": ([*ARMS, "--workload", "agent:users=3"], "unknown field `users`"),
+    "of another kind": (
+        [*ARMS, "--workload", "trace:file=x,loop=closed"],
+        "--workload: loop is no setting of trace",
+    ),
     "workload size": ([*ARMS, "--workload", "agent:turns=0"], "turns is 0"),
     "no trace": ([*ARMS, "--workload", "trace:file=/nowhere"], "/nowhere: cannot be read"),
     "5 repeats": ([*ARMS, "--repeats", "5"], "--repeats: 5 can never reach significance in 1 comp"),

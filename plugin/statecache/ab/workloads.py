@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "Workload", "closed_loop"]
 
-KINDS = ("agent", "distinct-prefixes", "shared-prefix", "trace")
+_PREFIXES = ("count", "rounds", "prefix_tokens", "own_tokens")
+_SIZES = {
+    "agent": ("sessions", "turns", "loop"),
+    "distinct-prefixes": _PREFIXES,
+    "shared-prefix": _PREFIXES,
+    "trace": ("file", "limit"),
+}
+KINDS = tuple(_SIZES)
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +43,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     own_tokens: int = 512
     file: str | None = None
     limit: int | None = None
+
+    def __post_init__(self) -> None:
+        applies = ("kind", *_SIZES[self.kind])
+        defaults = dict(zip(self.__struct_fields__, self.__struct_defaults__, strict=True))
+        for field, default in defaults.items():
+            if field not in applies and getattr(self, field) != default:
+                raise SettingsError(f"{field} is no setting of {self.kind}")
 
     @property
     def seeded(self) -> bool:
