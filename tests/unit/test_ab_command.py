@@ -120,8 +120,8 @@ BAD = {
     "workload": ([*ARMS, "--workload", "chat"], "--workload: unknown kind 'chat'"),
     "workload field": ([*ARMS, "--workload", "agent:users=3"], "unknown field `users`"),
     "of another kind": (
-        [*ARMS, "--workload", "trace:file=x,loop=closed"],
-        "--workload: loop is no setting of trace",
+        [*ARMS, "--workload", "trace:file=x,turns=3"],
+        "--workload: turns is no setting of trace",
     ),
     "workload size": ([*ARMS, "--workload", "agent:turns=0"], "turns is 0"),
     "no trace": ([*ARMS, "--workload", "trace:file=/nowhere"], "/nowhere: cannot be read"),

@@ -61,12 +61,12 @@ def test_nothing_is_fetched_and_names_are_escaped(page: Path) -> None:
 
 
 def test_points_are_where_their_values_are() -> None:
-    """Axis 0 to 1 is 276 high from y 12; 0.25 and 0.75 have their mean at the middle, y 150."""
+    """Axis 0 to 1 is 236 high from y 12; 0.25 and 0.75 have their mean at the middle, y 130."""
     drawing = line_chart([[[0.25, 0.75], None, [1.0]]], ["a", "b", "c"], "axis <1>")
     circles = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', drawing)
-    # Three places over the 560 from 64 to 624: the first in the middle of the first third.
-    assert circles == [("157.3", "150.0"), ("530.7", "12.0")]
-    assert 'd="M157.3 219.0V81.0"' in drawing
+    # Three places over the 400 from 64 to 464: the first in the middle of the first third.
+    assert circles == [("130.7", "130.0"), ("397.3", "12.0")]
+    assert 'd="M130.7 189.0V71.0"' in drawing
     assert "axis &lt;1&gt;" in drawing
 
 

@@ -57,8 +57,9 @@ def ab_command(
         str | None,
         typer.Option(
             metavar="KIND:KEY=VALUE,...",
-            help="agent (sessions, turns, loop), distinct-prefixes or shared-prefix (count,"
-            " rounds), or trace (file, limit). Default: agent.",
+            help="agent (sessions, turns, loop, at_once), distinct-prefixes or shared-prefix"
+            " (count, rounds, prefix_tokens, own_tokens), or trace (file, limit, loop, at_once)."
+            " Default: agent.",
         ),
     ] = None,
     experiment: Annotated[
@@ -132,6 +133,7 @@ def _run(trial: Trial, folder: Path) -> None:
                     advance(run.cell)
             except (KeyboardInterrupt, SystemExit) as error:
                 ended = error
+            finally:
                 _ignore_interrupts()
     finally:
         bench.close()

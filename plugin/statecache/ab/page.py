@@ -27,7 +27,7 @@ _STYLE = """
 :root { color-scheme: light dark; --line: #8886; --good: #1a7f37; --bad: #c0392b; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 62rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-svg { width: 100%; height: auto; display: block; }
+svg { width: 100%; max-width: 40rem; height: auto; display: block; }
 svg text { font: 13px system-ui, sans-serif; fill: currentColor; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }

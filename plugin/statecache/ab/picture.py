@@ -13,7 +13,7 @@ __all__ = ["LINES", "line_chart"]
 
 # Apart for the colour-blind, on white and on black.
 LINES = ("#4477aa", "#ee6677", "#228833", "#b8a000", "#66ccee", "#aa3377", "#888888", "#dd7711")
-_WIDTH, _HEIGHT = 640, 340
+_WIDTH, _HEIGHT = 480, 300  # about a phone: text keeps its size there
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 12, 52
 
 

@@ -110,16 +110,17 @@ class Raw:
 
 
 def git_revision() -> str | None:
-    """Return the commit of the repository this is run in; None outside of one."""
+    """Return the commit of this project's repository if this is run inside it, else None."""
     with suppress(OSError, subprocess.SubprocessError):
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],  # noqa: S607
-            capture_output=True,
-            timeout=10,
-            check=True,
-        )
-        return found.stdout.decode().strip() or None
+        if (Path(_git("rev-parse", "--show-toplevel")) / "plugin" / "statecache" / "ab").is_dir():
+            return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     return None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    found = subprocess.run(command, capture_output=True, timeout=10, check=True)  # noqa: S603
+    return found.stdout.decode().strip()
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
@@ -158,7 +159,7 @@ def interval_of(one: Comparison) -> str:
 def number_text(value: float, *, sign: bool = False) -> str:
     """Write a number of a table."""
     plus = "+" if sign else ""
-    return f"{value:{plus},.1f}" if abs(value) >= 100 else f"{value:{plus}.4f}"
+    return f"{value:{plus},.1f}" if abs(value) > 1 else f"{value:{plus}.4f}"
 
 
 def failure_lines(failures: Sequence[Failure]) -> list[str]:

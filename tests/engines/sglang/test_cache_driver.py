@@ -13,6 +13,8 @@ from statecache.ab.workloads import Workload
 from statecache.plan import PrefixTree
 from statecache_sglang.cache_driver import play
 
+# One Python by two names, so that there are two processes, each with a hash seed of its own.
+PYTHONS = {"a": sys.executable, "b": str(Path(sys.executable).with_name("python3"))}
 AMPLE = 2**24
 
 
@@ -83,10 +85,10 @@ def test_little_kv_rejects_what_cannot_fit_and_serves_the_rest():
         assert one.rejected == (one.prompt_tokens > 60 * 512)
 
 
-def test_in_a_process_of_its_own_numbers_repeat(monkeypatch):
+def test_in_processes_of_their_own_numbers_repeat(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "standins"))
-    sizes = {"engine": "sglang", "slots": 16, "kv_tokens": AMPLE, "python": sys.executable}
-    arms = [Arm(name="a", policy="gds", **sizes), Arm(name="b", policy="gds", **sizes)]
+    sizes = {"engine": "sglang", "policy": "gds", "slots": 16, "kv_tokens": AMPLE}
+    arms = [Arm(name=name, python=python, **sizes) for name, python in PYTHONS.items()]
     cell = Cell(name="c", workload=Workload(kind="agent", sessions=4, turns=5), arms=arms)
     bench = Bench(Trial(name="t", cells=[cell], repeats=2))
     try:

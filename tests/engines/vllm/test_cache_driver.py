@@ -1,6 +1,7 @@
 """The driver of `statecache ab` on vLLM's real scheduler, against the built-in replay."""
 
 import sys
+from pathlib import Path
 
 from statecache.ab.arms import Arm
 from statecache.ab.bench import Bench, Cell, Trial
@@ -10,6 +11,8 @@ from statecache.ab.workloads import Workload
 from statecache.plan import PrefixTree
 from statecache_vllm.cache_driver import play
 
+# One Python by two names, so that there are two processes, each with a hash seed of its own.
+PYTHONS = {"a": sys.executable, "b": str(Path(sys.executable).with_name("python3"))}
 WORKLOAD = Workload(kind="agent", sessions=6, turns=8)
 SCARCE = {"engine": "vllm", "slots": 30, "kv_tokens": 250 * 512}
 
@@ -46,8 +49,8 @@ def test_what_cannot_fit_is_rejected():
         assert one.hit_tokens <= one.resident_tokens < one.prompt_tokens
 
 
-def test_in_a_process_of_its_own_numbers_repeat():
-    arms = [Arm(name=name, policy="gds", python=sys.executable, **SCARCE) for name in "ab"]
+def test_in_processes_of_their_own_numbers_repeat():
+    arms = [Arm(name=n, policy="gds", python=python, **SCARCE) for n, python in PYTHONS.items()]
     bench = Bench(Trial(name="t", cells=[Cell(name="c", workload=WORKLOAD, arms=arms)], repeats=2))
     try:
         found = {(run.arm, run.seed): one for run, one in bench.runs()}
