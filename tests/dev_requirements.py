@@ -1,4 +1,4 @@
-"""Prints what the tests need, from pyproject.toml: base dependencies, extras plot and dev.
+"""Prints what the tests need, from pyproject.toml: base dependencies, extras plot, ab and dev.
 
 Where there is no CUDA compiler on the PATH its wheels are added, so that the kernels are compiled
 on every machine. The five belong together: pip would take later ones of some.
@@ -19,7 +19,7 @@ NVCC = [
 
 project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
 extras = project["optional-dependencies"]
-needed = [*project["dependencies"], *extras["plot"], *extras["dev"]]
+needed = [*project["dependencies"], *extras["plot"], *extras["ab"], *extras["dev"]]
 if shutil.which("nvcc") is None:
     needed += NVCC
 sys.stdout.write("\n".join(needed) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import signal
 import sys
@@ -16,8 +15,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from statecache import CostModel, __version__
+from statecache.ab.command import ab_command
 from statecache.errors import SettingsError, on_one_line
-from statecache.generate import AgentWorkload, agent_lines
+from statecache.generate_cli import generate
 from statecache.options import Options, pool_settings, replay_settings
 from statecache.output import check_output, whole_file
 from statecache.plan import PrefixTree, kv_timeline, make_plan
@@ -42,8 +42,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-generate = typer.Typer(help="Make a workload in the trace format.")
 app.add_typer(generate, name="generate")
+app.command("ab")(ab_command)
 
 _Row = TypeVar("_Row")
 
@@ -143,10 +143,10 @@ def replay_command(
     admission: Annotated[
         list[str] | None,
         typer.Option(
-            help="Where states are set: dense (every --chunk tokens and at the prompt's end) or"
-            " ends: commas or repeat (default: dense). With --pool-blocks also junctions (where the"
-            " resident KV ends, and at the prompt's end; the default of one pool) and"
-            " dense+junctions."
+            help="Where states are set: dense (every --chunk tokens and at the prompt's end),"
+            " ends or aligned (at the last multiple of --chunk): commas or repeat (default: dense)."
+            " With --pool-blocks also junctions (where the resident KV ends, and at the prompt's"
+            " end; the default of one pool) and dense+junctions."
         ),
     ] = None,
     chunk: Annotated[int, typer.Option(help="Tokens between dense states.")] = 8192,
@@ -293,35 +293,6 @@ def _identity(recorded: Trace) -> TraceIdentity:
 def _write(json: Path, report: ReplayReport) -> None:
     with whole_file("--json", json) as file:
         file.write(report.to_json())
-
-
-@generate.callback()
-def _generate() -> None:
-    """Make a workload in the trace format."""
-
-
-@generate.command("agent")
-def generate_agent(
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="FILE", help="File (.gz compresses), - for stdout."),
-    ],
-    sessions: Annotated[int, typer.Option(help="Agent sessions.")] = 64,
-    turns: Annotated[int, typer.Option(help="Turns a session, on average.")] = 40,
-    seed: Annotated[int, typer.Option(help="Another seed, another workload.")] = 0,
-) -> None:
-    """Growing coding-agent sessions, interleaved in time; the same seed gives the same bytes."""
-    try:
-        lines = agent_lines(AgentWorkload(sessions, turns, seed))
-    except SettingsError as error:
-        raise SettingsError(f"--{error}") from error
-    check_output("--output", output)
-    with whole_file("--output", output) as file:
-        if output.suffix.lower() == ".gz":
-            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
-                packed.writelines(lines)
-        else:
-            file.writelines(lines)
 
 
 def _check_outputs(trace: str, json: Path | None, plot: Path | None) -> None:

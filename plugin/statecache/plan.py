@@ -20,9 +20,18 @@ if TYPE_CHECKING:
 
     from statecache.trace import Trace
 
-__all__ = ["ADMISSIONS", "KvTimeline", "Plan", "PrefixTree", "Step", "kv_timeline", "make_plan"]
+__all__ = [
+    "ADMISSIONS",
+    "KvTimeline",
+    "Plan",
+    "PrefixTree",
+    "Step",
+    "admitted_blocks",
+    "kv_timeline",
+    "make_plan",
+]
 
-ADMISSIONS = ("dense", "ends")
+ADMISSIONS = ("dense", "ends", "aligned")
 _ROOT = 0
 
 
@@ -166,15 +175,18 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def make_plan(tree: PrefixTree, kv: KvTimeline, admission: str, chunk_tokens: int = 8192) -> Plan:
-    """Place the candidates: multiples of `chunk_tokens` and the prompt's end, or ends alone."""
+    """Place the candidates: multiples of `chunk_tokens` and the prompt's end, or ends alone.
+
+    With `aligned` a request sets one state, at the last multiple of `chunk_tokens` in its prompt.
+    """
     if admission not in ADMISSIONS:
-        raise SettingsError(f"unknown admission {admission!r}: use {' or '.join(ADMISSIONS)}")
+        raise SettingsError(f"unknown admission {admission!r}: use {', '.join(ADMISSIONS)}")
     if chunk_tokens < BLOCK_TOKENS or chunk_tokens % BLOCK_TOKENS:
         raise SettingsError(f"chunk is {chunk_tokens}: give a multiple of {BLOCK_TOKENS} tokens")
-    every = chunk_tokens // BLOCK_TOKENS if admission == "dense" else None
+    every = chunk_tokens // BLOCK_TOKENS
     served = [r for r, resident in enumerate(kv.resident) if resident >= 0]
-    admitted_blocks = {r: _admitted_blocks(len(tree.paths[r]), every) for r in served}
-    candidates, paths, depths, last = _number_candidates(tree, admitted_blocks)
+    admitted = {r: admitted_blocks(len(tree.paths[r]), admission, every) for r in served}
+    candidates, paths, depths, last = _number_candidates(tree, admitted)
     steps = []
     for r in served:
         blocks = len(tree.paths[r])
@@ -185,24 +197,27 @@ def make_plan(tree: PrefixTree, kv: KvTimeline, admission: str, chunk_tokens: in
                 prompt_tokens=blocks * BLOCK_TOKENS,
                 resident_tokens=resident_tokens,
                 resumable=paths[r][:reached][::-1],
-                admitted=[candidates[tree.paths[r][b - 1]] for b in admitted_blocks[r]],
+                admitted=[candidates[tree.paths[r][b - 1]] for b in admitted[r]],
                 dropped=[c for node in kv.dropped[r] if (c := candidates[node]) >= 0],
             )
         )
     return Plan(admission, len(tree.paths) - len(served), depths, last, steps)
 
 
-def _admitted_blocks(blocks: int, every: int | None) -> list[int]:
-    if every is None:
+def admitted_blocks(blocks: int, admission: str, every: int) -> list[int]:
+    """Return after how many blocks of its prompt a request sets states, in ascending order."""
+    if admission == "ends":
         return [blocks]
+    if admission == "aligned":
+        return [blocks // every * every] if blocks >= every else []
     return [*range(every, blocks, every), blocks]
 
 
 def _number_candidates(
-    tree: PrefixTree, admitted_blocks: dict[int, list[int]]
+    tree: PrefixTree, admitted_by: dict[int, list[int]]
 ) -> tuple[list[int], dict[int, list[int]], list[int], list[int]]:
     """Return each node's candidate (or -1), each path's candidates, `depths` and `last`."""
-    depth_of, above_of, chains = _chain_candidates(tree, admitted_blocks)
+    depth_of, above_of, chains = _chain_candidates(tree, admitted_by)
     order = sorted(depth_of)  # a node's number is above its parent's
     in_subtree = dict.fromkeys([_ROOT, *order], 1)
     for node in reversed(order):
@@ -223,22 +238,22 @@ def _number_candidates(
 
 
 def _chain_candidates(
-    tree: PrefixTree, admitted_blocks: dict[int, list[int]]
+    tree: PrefixTree, admitted_by: dict[int, list[int]]
 ) -> tuple[dict[int, int], dict[int, int], dict[int, list[int]]]:
     """Return the depth of each candidate node, the one above it, and those of each path."""
     is_candidate = bytearray(len(tree.parents))
-    for r, admitted in admitted_blocks.items():
+    for r, admitted in admitted_by.items():
         path = tree.paths[r]
         for blocks in admitted:
             is_candidate[path[blocks - 1]] = 1
     depth_of: dict[int, int] = {}
     above_of: dict[int, int] = {}
     chains: dict[int, list[int]] = {}
-    for r in admitted_blocks:
+    for r in admitted_by:
         path = tree.paths[r]
         flags = [is_candidate[node] for node in path]
         chains[r] = list(compress(path, flags))
-        if chains[r][-1] in depth_of:
+        if not chains[r] or chains[r][-1] in depth_of:
             continue
         blocks_deep = compress(range(1, len(path) + 1), flags)
         for above, node, blocks in zip([_ROOT, *chains[r]], chains[r], blocks_deep, strict=False):

@@ -23,7 +23,7 @@ __all__ = ["check_plot", "draw_hit_rates"]
 
 _FORMATS = ("pdf", "png", "svg")
 _COLORS = {"lru": "#c44e52", "gds": "#2f6db3", "clairvoyant": "#4d4d4d"}
-_DASHES = {"dense": "-", "ends": "--"}
+_DASHES = {"dense": "-", "ends": "--", "aligned": ":"}
 
 
 def check_plot(path: Path) -> None:

@@ -14,7 +14,7 @@ from statecache.errors import SettingsError
 if TYPE_CHECKING:
     from statecache.plan import Plan
 
-__all__ = ["POLICIES", "ReplayRow", "directly_below", "replay"]
+__all__ = ["POLICIES", "ReplayRow", "directly_below", "replay", "serve"]
 
 POLICIES = ("gds", "lru", "clairvoyant")
 
@@ -41,15 +41,8 @@ def replay(plan: Plan, policy: str, slots: int, cost: CostModel | None = None) -
     `policy` is gds or lru (both decided by `StateIndex`) or clairvoyant. `cost` decides the order
     of gds and weighs `recompute_cost`.
     """
-    if slots < 1:
-        raise SettingsError(f"slots is {slots}: give at least 1")
-    if policy not in POLICIES:
-        raise SettingsError(f"unknown policy {policy!r}: use {', '.join(POLICIES)}")
     cost = cost or CostModel()
-    if policy == "clairvoyant":
-        hits, evicted = Foresight(plan, slots).play()
-    else:
-        hits, evicted = _play(plan, StateIndex(policy, cost), slots)
+    hits, evicted = serve(plan, policy, slots, cost)
     hit_tokens = sum(hits)
     resident_tokens = sum(step.resident_tokens for step in plan.steps)
     return ReplayRow(
@@ -67,6 +60,17 @@ def replay(plan: Plan, policy: str, slots: int, cost: CostModel | None = None) -
         ),
         evicted_states=evicted,
     )
+
+
+def serve(plan: Plan, policy: str, slots: int, cost: CostModel) -> tuple[list[int], int]:
+    """Return the tokens hit by each step, and the number of states evicted, as `replay` does."""
+    if slots < 1:
+        raise SettingsError(f"slots is {slots}: give at least 1")
+    if policy not in POLICIES:
+        raise SettingsError(f"unknown policy {policy!r}: use {', '.join(POLICIES)}")
+    if policy == "clairvoyant":
+        return Foresight(plan, slots).play()
+    return _play(plan, StateIndex(policy, cost), slots)
 
 
 def _play(plan: Plan, index: StateIndex, slots: int) -> tuple[list[int], int]:

@@ -150,7 +150,10 @@ BAD_SETTINGS = {
     "slots long": (["--slots", "9" * 5000], "is no whole number from 1 up"),
     "kv text": (["--kv-tokens", "lots"], "--kv-tokens: 'lots' is no whole number from 512 up"),
     "kv small": (["--kv-tokens", "511"], "--kv-tokens: '511' is no whole number from 512 up"),
-    "admission": (["--admission", "all"], "--admission: unknown admission 'all': use dense, ends"),
+    "admission": (
+        ["--admission", "all"],
+        "--admission: unknown admission 'all': use dense, ends, aligned",
+    ),
     "chunk odd": (["--chunk", "1000"], "--chunk: 1000 is no multiple of 512"),
     "chunk 0": (["--chunk", "0"], "--chunk: 0 is no multiple of 512"),
     "chunk text": (["--chunk", "big"], "--chunk"),
@@ -194,6 +197,8 @@ def test_a_bad_setting_is_one_line(kind: str, trace: Path, tmp_path: Path) -> No
         (["generate", "agent", "-o", "/nowhere/x"], "--output: there is no directory /nowhere"),
         (["generate", "agent", "-o", "x", "--sessions", "0"], "--sessions is 0"),
         (["generate", "agent", "-o", "x", "--seed", "-1"], "--seed is -1"),
+        (["generate", "distinct-prefixes", "-o", "x", "--count", "0"], "--count is 0"),
+        (["generate", "shared-prefix", "-o", "x", "--prefix-tokens", "1000"], "--prefix-tokens is"),
     ],
 )
 def test_bad_usage_is_one_line(arguments: list[str], problem: str, tmp_path: Path) -> None:

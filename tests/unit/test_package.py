@@ -45,6 +45,7 @@ def test_no_base_dependency_pulls_torch_or_an_engine() -> None:
 
 def test_extras_are_declared() -> None:
     assert set(metadata("statecache").get_all("Provides-Extra") or []) == {
+        "ab",
         "dev",
         "plot",
         "sglang",

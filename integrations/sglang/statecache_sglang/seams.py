@@ -1,6 +1,7 @@
 """What statecache uses of SGLang. Only the files named `...seams` take anything from it.
 
-SGLang is imported inside the functions: loading the plugin must not load the engine.
+(`cache_layer` too, which builds a cache without a server.) SGLang is imported inside the
+functions: loading the plugin must not load the engine.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ __all__ = [
     "path_clearing_bindings",
     "python_tree_core",
     "rust_tree_core",
+    "set_chunk_size",
     "state_lock_receipt",
     "tree_components",
 ]
@@ -68,6 +70,11 @@ def load(name: str) -> Any:
 def engine_version() -> str:
     """Return the version of SGLang that is installed."""
     return version("sglang")
+
+
+def set_chunk_size(server_args: Any, tokens: int) -> None:
+    """Say what a model's configuration would: how many tokens a chunk of its kernels has."""
+    server_args._mamba_cache_chunk_size = tokens  # noqa: SLF001 - it has no setter
 
 
 # The classes and names of the engine.

@@ -75,7 +75,7 @@ class Server:
         }
 
     def flush(self) -> None:
-        # The last answer is out a moment before its request has ended; until then nothing is flushed.
+        # The last answer is out a moment before its request has ended: no flush until then.
         self.post("flush_cache?timeout=60", {})
 
 

@@ -1,0 +1,158 @@
+"""SGLang's cache layer on its own: the real `UnifiedRadixCache` over real pools, without a model.
+
+Attention plus recurrent layers, tiny states, page size 1. The names and calls are those of SGLang
+0.5.23; the scheduler's part, matching, locking, taking slots and caching, is done here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from statecache_sglang import seams
+from statecache_sglang.seams import load
+
+__all__ = ["CacheLayer", "NoRoomError"]
+
+# Torch is the engine's, and not there where this package is only checked.
+torch: Any = import_module("torch")
+
+_MEMORY = "sglang.srt.mem_cache"
+
+
+class NoRoomError(Exception):
+    """No slot, or no KV, could be had: all the rest is in use."""
+
+
+def _state_shape() -> Any:
+    mamba = load("sglang.srt.configs.mamba_utils")
+    shape = mamba.Mamba2StateShape.create(
+        tp_world_size=1,
+        intermediate_size=32,
+        n_groups=1,
+        num_heads=2,
+        head_dim=16,
+        state_size=16,
+        conv_kernel=4,
+    )
+    with load("sglang.srt.environ").envs.SGLANG_MAMBA_SSM_DTYPE.override("bfloat16"):
+        return mamba.Mamba2CacheParams(shape=shape, layers=[0, 1])
+
+
+def _build_pools(slots: int, kv_tokens: int) -> tuple[Any, Any]:
+    arguments = load("sglang.srt.server_args")
+    server_args = arguments.ServerArgs(model_path="dummy", page_size=1)
+    seams.set_chunk_size(server_args, 64)
+    arguments.set_global_server_args_for_scheduler(server_args)
+    pools = load(f"{_MEMORY}.memory_pool")
+    requests = pools.HybridReqToTokenPool(
+        size=8,
+        mamba_size=slots,
+        mamba_spec_state_size=8,
+        max_context_len=64,
+        device="cpu",
+        enable_memory_saver=False,
+        cache_params=_state_shape(),
+        mamba_layer_ids=[0, 1],
+        enable_mamba_extra_buffer=False,
+        speculative_num_draft_tokens=3,
+    )
+    kv = pools.HybridLinearKVPool(
+        size=kv_tokens,
+        dtype=torch.bfloat16,
+        page_size=1,
+        head_num=1,
+        head_dim=2,
+        full_attention_layer_ids=[2],
+        device="cpu",
+        enable_memory_saver=False,
+        mamba_pool=requests.mamba_pool,
+    )
+    allocator = load(f"{_MEMORY}.allocator").TokenToKVPoolAllocator(
+        size=kv_tokens, dtype=torch.bfloat16, device="cpu", kvcache=kv, need_sort=False
+    )
+    return requests, allocator
+
+
+class CacheLayer:
+    """A cache of `slots` states and `kv_tokens` tokens of KV, built with what is installed.
+
+    `core` names the tree core; None leaves the choice to SGLang.
+    """
+
+    def __init__(self, slots: int, kv_tokens: int, core: str | None = None) -> None:
+        requests, self._allocator = _build_pools(slots, kv_tokens)
+        full, mamba = (
+            load(f"{_MEMORY}.unified_cache.component_type").ComponentType[name]
+            for name in ("FULL", "MAMBA")
+        )
+        self._base = load(f"{_MEMORY}.base_prefix_cache")
+        self._key = load(f"{_MEMORY}.radix_cache").RadixKey
+        self._cache = load(f"{_MEMORY}.unified_radix_cache").UnifiedRadixCache(
+            params=load(f"{_MEMORY}.cache_init_params").CacheInitParams(
+                req_to_token_pool=requests,
+                token_to_kv_pool_allocator=self._allocator,
+                page_size=1,
+                disable=False,
+                tree_components=(full, mamba),
+                enable_mamba_extra_buffer=False,
+                tree_core_backend=core,
+            )
+        )
+        checkpoints = requests.mamba_ckpt_pool
+        self._states = requests.mamba_allocator if checkpoints is None else checkpoints
+        self.evicted_states = 0
+
+    def match(self, tokens: Sequence[int]) -> tuple[Any, int, int]:
+        """Return the node to resume from, its depth, and how far KV is resident."""
+        found = self._cache.match_prefix(self._base.MatchPrefixParams(key=self._tokens(tokens)))
+        return found.best_match_node, found.device_prefix_len, found.full_kv_hit_length
+
+    def lock(self, node: Any) -> tuple[Any, Any]:
+        """Keep what a running request needs; give the result to `unlock`."""
+        return node, self._cache.inc_lock_ref(node).to_dec_params()
+
+    def unlock(self, lock: tuple[Any, Any]) -> None:
+        """The running request has moved on."""
+        self._cache.dec_lock_ref(*lock)
+
+    def compute(self, tokens: int) -> Any:
+        """Take KV slots for so many tokens. Raises `NoRoomError`."""
+        missing = tokens - self._allocator.available_size()
+        if missing > 0:
+            self._cache.evict(self._base.EvictParams(num_tokens=missing, mamba_num=0))
+        taken = self._allocator.alloc(tokens)
+        if taken is None:
+            raise NoRoomError("KV")
+        return taken
+
+    def release(self, taken: Any) -> None:
+        """Give back KV slots that are not cached."""
+        self._allocator.free(taken)
+
+    def cache(self, tokens: Sequence[int], hit: int, node: Any, fresh: Any) -> Any:
+        """Cache `tokens` and the state at their end; they go on from `node`, at `hit`.
+
+        Returns the node of the state. Raises `NoRoomError` if every state is in use.
+        """
+        slot = self._states.alloc(1)
+        if slot is None:
+            found = self._cache.evict(self._base.EvictParams(num_tokens=0, mamba_num=1))
+            self.evicted_states += found.mamba_num_evicted
+            slot = self._states.alloc(1)
+        if slot is None:
+            raise NoRoomError("states")
+        values = torch.cat([self._cache.path_device_indices(node)[:hit], fresh])
+        result = self._cache.insert(
+            self._base.InsertParams(
+                key=self._tokens(tokens), value=values, mamba_value=slot, prev_prefix_len=hit
+            )
+        )
+        if result.mamba_exist:
+            self._states.free(slot)
+        return result.last_device_node
+
+    def _tokens(self, tokens: Sequence[int]) -> Any:
+        return self._key(array("q", tokens), None, cache_salt=None)

@@ -1,0 +1,181 @@
+"""Arms of a test: an engine, a policy, a pool and its sizes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from statecache import CostModel
+from statecache.errors import SettingsError, on_one_line
+from statecache.plan import ADMISSIONS
+from statecache.settings import parse_cost
+from statecache.shared_pool import POOL_ADMISSIONS
+from statecache.trace import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ENGINES", "Arm", "check_arms", "made_arm", "parse_arm"]
+
+ENGINES = ("core", "sglang", "vllm")
+POOLS = ("native", "int8", "shared")
+# By engine and pool. "stock" is the engine without the plugin.
+_POLICIES = {
+    ("core", "native"): ("lru", "gds", "clairvoyant"),
+    ("core", "int8"): ("lru", "gds", "clairvoyant"),
+    ("core", "shared"): ("stock", "copies", "reuse"),
+    ("sglang", "native"): ("stock", "lru", "gds"),
+    ("sglang", "int8"): ("lru", "gds"),
+    ("vllm", "native"): ("lru", "gds"),
+    ("vllm", "int8"): ("lru", "gds"),
+    ("vllm", "shared"): ("stock", "reuse", "gds"),
+}
+_ADMISSIONS: dict[object, tuple[str, ...]] = {
+    "core": ADMISSIONS,
+    ("core", "shared"): POOL_ADMISSIONS,
+    "sglang": ADMISSIONS,
+    "vllm": ("dense", "junctions"),  # a state every `chunk` tokens, or where vLLM keeps one itself
+}
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One way to run a cache. Sizes are those of the memory, which arms to compare should share.
+
+    `slots` counts native states: an int8 pool of the same bytes holds `int8_ratio` times as many,
+    and a shared pool of blocks gets `state_blocks` blocks for each. Each of `running` requests
+    keeps `slots_a_request` of them for itself. `kv_tokens` 0 is unlimited (core alone). `baseline`
+    names the arm to compare with, by default the first. `python` starts the engine.
+    """
+
+    name: str
+    engine: str = "core"
+    policy: str = "gds"
+    pool: str = "native"
+    slots: int = 256
+    int8_ratio: float = 1.85
+    kv_tokens: int = 0
+    admission: str = "dense"
+    chunk: int = 8192
+    cost: str = "1.862e-5,3.33e-6"
+    running: int = 0
+    slots_a_request: int = 5
+    state_blocks: float = 3
+    baseline: str | None = None
+    python: str | None = None
+
+    def __post_init__(self) -> None:
+        self._known("engine", ENGINES)
+        self._known("pool", POOLS)
+        policies = _POLICIES.get((self.engine, self.pool))
+        if policies is None:
+            raise self.error(f"engine {self.engine} has no pool {self.pool!r}")
+        self._known("policy", policies)
+        self._known(
+            "admission", _ADMISSIONS.get((self.engine, self.pool), _ADMISSIONS[self.engine])
+        )
+        self._above(0, "slots", "int8_ratio", "slots_a_request", "state_blocks")
+        self._above(-1, "running", "kv_tokens")
+        if self.chunk < BLOCK_TOKENS or self.chunk % BLOCK_TOKENS:
+            raise self.error(f"chunk {self.chunk} is no multiple of {BLOCK_TOKENS}")
+        if self.kv_tokens < BLOCK_TOKENS and (self.kv_tokens or self._needs_kv):
+            raise self.error(f"kv_tokens must be {BLOCK_TOKENS} or more here")
+        if self.free_slots < 1:
+            raise self.error(
+                f"{self.running} running requests need {self.running * self.slots_a_request}"
+                f" slots, there are {self.slots}"
+            )
+        self.cost_model()
+
+    @property
+    def driver(self) -> str:
+        """What plays the workload: the built-in replay, or the engine's own cache layer."""
+        return "core" if self.engine == "core" else "cache"
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that running requests leave, in native states."""
+        return self.slots - self.running * self.slots_a_request
+
+    @property
+    def states(self) -> int:
+        """How many cached states fit in a pool of their own."""
+        ratio = self.int8_ratio if self.pool == "int8" else 1
+        return math.floor(self.free_slots * ratio)
+
+    @property
+    def kv_blocks(self) -> int | None:
+        """Blocks of KV alone; None is unlimited."""
+        return self.kv_tokens // BLOCK_TOKENS or None
+
+    @property
+    def pool_blocks(self) -> int:
+        """Blocks of KV and states in one pool."""
+        return (self.kv_blocks or 0) + math.floor(self.free_slots * self.state_blocks)
+
+    def cost_model(self) -> CostModel:
+        """Return the cost model of the order gds."""
+        return parse_cost(f"arm {self.name}: cost", self.cost)
+
+    def error(self, problem: str) -> SettingsError:
+        """Return an error that names the arm."""
+        return SettingsError(on_one_line(f"arm {self.name}: {problem}"))
+
+    @property
+    def _needs_kv(self) -> bool:
+        return self.engine != "core" or self.pool == "shared"
+
+    def _known(self, field: str, known: Sequence[str]) -> None:
+        value = getattr(self, field)
+        if value not in known:
+            raise self.error(f"unknown {field} {value!r}: use {', '.join(known)}")
+
+    def _above(self, bound: float, *fields: str) -> None:
+        for field in fields:
+            if not bound < getattr(self, field) < math.inf:
+                raise self.error(f"{field} {getattr(self, field)} must be above {bound}")
+
+
+def parse_arm(text: str) -> Arm:
+    """Read an arm written as "name:key=value,...". Raises `SettingsError`."""
+    name, colon, rest = text.partition(":")
+    values: dict[str, Any] = {"name": name.strip()}
+    key = ""
+    for part in rest.split(",") if rest.strip() else []:
+        field, equals, value = part.partition("=")
+        if equals:
+            key = field.strip()
+            if key in values:
+                raise SettingsError(on_one_line(f"--arm: {text!r} gives {key} twice"))
+            values[key] = value.strip()
+        elif key == "cost":  # its value has a comma of its own
+            values[key] += f",{part.strip()}"
+        else:
+            colon = ""
+    if not name.strip() or (rest and not colon):
+        raise SettingsError(on_one_line(f"--arm: {text!r} is not name:key=value,..."))
+    return made_arm(values, strict=False)
+
+
+def made_arm(values: dict[str, Any], *, strict: bool) -> Arm:
+    """Make an arm of what was given; texts stand for numbers unless `strict`."""
+    try:
+        return msgspec.convert(values, Arm, strict=strict)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, SettingsError):
+            raise error.__cause__ from error
+        raise SettingsError(on_one_line(f"arm {values.get('name', '?')}: {error}")) from error
+
+
+def check_arms(arms: Sequence[Arm]) -> None:
+    """Raise `SettingsError` unless names differ and each baseline is an arm."""
+    names = [arm.name for arm in arms]
+    if len(arms) < 2:
+        raise SettingsError("--arm: give two arms or more: one is compared with another")
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingsError(on_one_line(f"arm {name}: the name is taken"))
+    for arm in arms:
+        if arm.baseline is not None and arm.baseline not in names:
+            raise arm.error(f"baseline {arm.baseline!r} is no arm: use {', '.join(names)}")

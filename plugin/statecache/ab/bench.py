@@ -1,0 +1,162 @@
+"""Runs a test: every arm of every cell at every seed, interleaved, one driver for all."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from statecache.ab.arms import Arm
+from statecache.ab.cache import ArmError, EngineProcess
+from statecache.ab.core import CoreDriver
+from statecache.ab.records import Played, Run, run_of
+from statecache.ab.statistics import Pair
+from statecache.ab.workloads import Workload
+from statecache.plan import PrefixTree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from statecache.trace import Trace
+
+__all__ = ["Bench", "Cell", "Failure", "Trial"]
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A workload and the arms that play it; `at` is its place on the axis of a plot."""
+
+    name: str
+    workload: Workload
+    arms: list[Arm]
+    at: float | None = None
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """Each arm with the one it is compared with."""
+        first = self.arms[0].name
+        return [
+            Pair(self.name, arm.baseline or first, arm.name)
+            for arm in self.arms
+            if arm.name != (arm.baseline or first)
+        ]
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be run. The first `warm_up` part of each workload is played and not counted.
+
+    `axis` names what the cells differ in; `notes` is what a reader of the report must know.
+    """
+
+    name: str
+    cells: list[Cell]
+    repeats: int
+    seed: int = 0
+    warm_up: float = 0.1
+    axis: str = ""
+    notes: list[str] = []
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """Every comparison, in the order of the cells."""
+        return [pair for cell in self.cells for pair in cell.pairs]
+
+    @property
+    def runs(self) -> int:
+        """How many runs there are."""
+        return sum(len(cell.arms) * len(self.seeds(cell)) for cell in self.cells)
+
+    def seeds(self, cell: Cell) -> list[int]:
+        """Return the seeds of a cell: one where another would not change the workload."""
+        repeats = self.repeats if cell.workload.seeded else 1
+        return list(range(self.seed, self.seed + repeats))
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An arm that could not be played, and why; it is left out from there on."""
+
+    cell: str
+    arm: str
+    reason: str
+
+
+class Bench:
+    """Plays the runs of a test. `close` ends every process it started."""
+
+    def __init__(self, trial: Trial) -> None:
+        """Start the engines. Raises `SettingsError` if one is not there."""
+        self.failures: list[Failure] = []
+        self.versions: dict[str, str] = {}
+        self._trial = trial
+        self._engines: dict[tuple[str, str | None], EngineProcess] = {}
+        self._pool = ThreadPoolExecutor(max_workers=4)
+        try:
+            for cell in trial.cells:
+                for arm in cell.arms:
+                    if arm.driver == "cache":
+                        self._engine(arm)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the engines."""
+        for engine in self._engines.values():
+            engine.close()
+        self._pool.shutdown(cancel_futures=True)
+
+    def runs(self) -> Iterator[tuple[Run, Played]]:
+        """Play the runs of all cells, seed by seed and arm by arm: A B A B."""
+        for cell in self._trial.cells:
+            for seed in self._trial.seeds(cell):
+                trace = cell.workload.trace(seed)
+                warm_up = int(self._trial.warm_up * len(trace.requests))
+                for arm, played in self._play_all(cell, trace):
+                    seen = seed if cell.workload.seeded else None
+                    yield run_of(cell.name, arm, seen, played, warm_up, arm.cost_model()), played
+
+    def _play_all(self, cell: Cell, trace: Trace) -> Iterator[tuple[Arm, Played]]:
+        """Play each arm once; engines and the replay work side by side, results come in order."""
+        failed = {(one.cell, one.arm) for one in self.failures}
+        arms = [arm for arm in cell.arms if (cell.name, arm.name) not in failed]
+        prompts = PrefixTree.of(trace).paths
+        by_engine: dict[tuple[str, str | None], list[Arm]] = {}
+        for arm in arms:
+            if arm.driver == "cache":
+                by_engine.setdefault((arm.engine, arm.python), []).append(arm)
+        waiting = [
+            self._pool.submit(self._play_each, group, prompts) for group in by_engine.values()
+        ]
+        core = CoreDriver(trace)
+        played: dict[str, Played | ArmError] = {
+            arm.name: core.play(arm) for arm in arms if arm.driver == "core"
+        }
+        for one in waiting:
+            played |= one.result()
+        for arm in arms:
+            found = played[arm.name]
+            if isinstance(found, ArmError):
+                self.failures.append(Failure(cell.name, arm.name, str(found)))
+            else:
+                yield arm, found
+
+    def _play_each(
+        self, arms: Sequence[Arm], prompts: list[list[int]]
+    ) -> dict[str, Played | ArmError]:
+        played: dict[str, Played | ArmError] = {}
+        for arm in arms:
+            try:
+                played[arm.name] = self._engine(arm).play(arm, prompts)
+            except ArmError as error:
+                played[arm.name] = error
+        return played
+
+    def _engine(self, arm: Arm) -> EngineProcess:
+        key = (arm.engine, arm.python)
+        engine = self._engines.get(key)
+        if engine is None or not engine.alive:
+            if engine is not None:
+                engine.close()
+            engine = self._engines[key] = EngineProcess(arm.engine, arm.python)
+            self.versions[arm.engine] = engine.version
+        return engine

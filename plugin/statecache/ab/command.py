@@ -1,0 +1,212 @@
+"""The command `statecache ab`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from statecache.ab.bench import Bench, Trial
+from statecache.ab.experiments import EXPERIMENTS, Experiment
+from statecache.ab.page import report_page
+from statecache.ab.plans import read_plan, trial_of
+from statecache.ab.result import (
+    Machine,
+    Raw,
+    Result,
+    comparison_table,
+    failure_lines,
+    git_revision,
+)
+from statecache.ab.statistics import check_installed, compare
+from statecache.errors import SettingsError
+from statecache.output import check_output, whole_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from statecache.ab.records import Run
+
+    _Advance = Callable[[str], None]
+
+__all__ = ["ab_command"]
+
+_REQUESTS, _RESULT, _PAGE = "requests.jsonl.gz", "result.json", "report.html"
+
+
+def ab_command(
+    plan: Annotated[
+        Path | None, typer.Argument(metavar="[PLAN.toml]", help="Arms and workload in a file.")
+    ] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:KEY=VALUE,...",
+            help="An arm, e.g. gds:engine=core,policy=gds,slots=256; the first is the baseline.",
+        ),
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND:KEY=VALUE,...",
+            help="agent (sessions, turns, loop, at_once), distinct-prefixes or shared-prefix"
+            " (count, rounds, prefix_tokens, own_tokens), or trace (file, limit, loop, at_once)."
+            " Default: agent.",
+        ),
+    ] = None,
+    experiment: Annotated[
+        str | None, typer.Option(metavar="NAME", help=f"Ready-made: {', '.join(EXPERIMENTS)}.")
+    ] = None,
+    trace: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The trace of an experiment that needs one.")
+    ] = None,
+    engines: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...", help="Engines of an experiment (default: core; engines runs both)."
+        ),
+    ] = None,
+    repeats: Annotated[
+        int | None,
+        typer.Option(help="Seeds (default: 8, or as many as so many comparisons need)."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="The first seed (default: 0).")] = None,
+    warm_up: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Part of the requests not counted (default: 0.1, or the experiment's own).",
+        ),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="The Python that has the engines (default: this one)."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where results go.")
+    ] = Path("statecache-ab"),
+) -> None:
+    """Compare arms on a workload: which is better, by how much, and can one tell?"""
+    check_installed()
+    if experiment is not None:
+        if plan or arm or workload:
+            raise SettingsError("--experiment: brings its arms and workload: leave out yours")
+        asked = Experiment(experiment, engines, trace)
+        share = asked.warm_up if warm_up is None else warm_up
+        trial = trial_of(asked.cells(), asked.name, repeats, seed, share, python, asked.axis)
+        trial = msgspec.structs.replace(trial, notes=asked.notes)
+    else:
+        if trace or engines:
+            raise SettingsError("--trace and --engines are for --experiment: see --workload, --arm")
+        trial = read_plan(plan, arm or [], workload, repeats, seed, warm_up, python)
+    _run(trial, output)
+
+
+def _run(trial: Trial, folder: Path) -> None:
+    _make_folder(folder)
+    for name in (_REQUESTS, _RESULT, _PAGE):
+        check_output("--output", folder / name)
+    for cell in trial.cells:  # a bad trace is said before an engine starts
+        if not cell.workload.seeded:
+            cell.workload.trace(trial.seed)
+    runs: list[Run] = []
+    bench = Bench(trial)
+    ended: BaseException | None = None
+    try:
+        with (
+            whole_file("--output", folder / _REQUESTS) as file,
+            Raw.packed(file) as raw,
+            _progress(trial) as advance,
+        ):
+            try:
+                for run, played in bench.runs():
+                    raw.add(run, played)
+                    runs.append(run)
+                    advance(run.cell)
+            except (KeyboardInterrupt, SystemExit) as error:
+                ended = error
+            finally:
+                _ignore_interrupts()
+    finally:
+        bench.close()
+    result = Result(
+        revision=git_revision(),
+        engines=bench.versions,
+        machine=Machine.here(),
+        settings=trial,
+        seeds={c.name: trial.seeds(c) if c.workload.seeded else None for c in trial.cells},
+        complete=ended is None,
+        runs=runs,
+        comparisons=compare(trial.pairs, runs, trial.seed),
+        failures=bench.failures,
+    )
+    for name, content in ((_RESULT, result.to_json()), (_PAGE, report_page(result))):
+        with whole_file("--output", folder / name) as file:
+            file.write(content)
+    _show(result, folder)
+    if ended is not None:
+        raise ended
+    if not runs:
+        raise SettingsError("no arm could be played")
+
+
+def _show(result: Result, folder: Path) -> None:
+    console = Console(width=1_000, color_system="auto" if sys.stdout.isatty() else None)
+    console.print(comparison_table(result.comparisons))
+    for line in failure_lines(result.failures):
+        sys.stderr.write(f"statecache: {line}\n")
+    if not result.complete:
+        sys.stderr.write(f"statecache: interrupted after {len(result.runs)} runs\n")
+    sys.stderr.write(f"Results: {folder / _RESULT}, {folder / _REQUESTS}, {folder / _PAGE}\n")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"--output: {folder} cannot be made ({error.strerror})") from error
+
+
+def _ignore_interrupts() -> None:
+    """Let what was measured be written in peace."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        with suppress(ValueError):  # not in the main thread
+            signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def _progress(trial: Trial) -> Iterator[_Advance]:
+    if sys.stderr.isatty():
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(trial.name, total=trial.runs)
+            yield lambda cell: progress.update(task, advance=1, description=cell)
+    else:
+        yield _log_lines(trial)
+
+
+def _log_lines(trial: Trial) -> _Advance:
+    """Return what writes a line each time a cell has all its runs."""
+    left = {cell.name: len(cell.arms) * len(trial.seeds(cell)) for cell in trial.cells}
+    started = time.monotonic()
+    done = 0
+
+    def advance(cell: str) -> None:
+        nonlocal done
+        done += 1
+        left[cell] -= 1
+        if left[cell] == 0:
+            spent = time.monotonic() - started
+            rest = spent / done * (trial.runs - done)
+            sys.stderr.write(
+                f"{cell}: {done} of {trial.runs} runs in {spent:.0f} s, about {rest:.0f} s left\n"
+            )
+
+    return advance

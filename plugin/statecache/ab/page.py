@@ -1,0 +1,154 @@
+"""The report as one HTML page: verdicts, plots and settings, with nothing to fetch."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from statecache.ab.picture import LINES, line_chart
+from statecache.ab.records import MEASURES
+from statecache.ab.result import failure_lines, interval_of, number_text
+
+if TYPE_CHECKING:
+    from statecache.ab.records import Run
+    from statecache.ab.result import Result
+    from statecache.ab.statistics import Comparison
+
+__all__ = ["report_page"]
+
+_TITLES = {
+    "token_hit_rate": "Token hit rate (higher is better)",
+    "missed_by_state_tokens": "Missed-by-state tokens a request (lower is better)",
+    "recompute_cost": "Recompute cost a request, seconds of the cost model (lower is better)",
+}
+_STYLE = """
+:root { color-scheme: light dark; --line: #8886; --good: #1a7f37; --bad: #c0392b; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 62rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+svg { width: 100%; max-width: 40rem; height: auto; display: block; }
+svg text { font: 13px system-ui, sans-serif; fill: currentColor; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .6rem .3rem 0; border-bottom: 1px solid var(--line); }
+th, td { white-space: nowrap; text-align: left; }
+td.n, th.n { text-align: right; }
+.legend { display: flex; flex-wrap: wrap; gap: .25rem 1rem; padding: 0; list-style: none; }
+.legend i { display: inline-block; width: .8rem; height: .8rem; margin-right: .35rem; }
+.better { color: var(--good); font-weight: 600; } .worse { color: var(--bad); font-weight: 600; }
+pre { overflow-x: auto; font-size: .8rem; } .note { opacity: .75; }
+"""
+
+
+def report_page(result: Result) -> bytes:
+    """Return the page; the same result gives the same bytes."""
+    name = escape(result.settings.name)
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>statecache ab: {name}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>statecache ab: {name}</h1>",
+        f"<p>{escape(_summary(result))}</p>",
+    ]
+    parts += [f"<p class=note>{escape(note)}</p>" for note in result.settings.notes]
+    if not result.complete:
+        parts.append(f"<p class=worse>Interrupted after {len(result.runs)} runs.</p>")
+    parts += [f"<p class=worse>{escape(line)}</p>" for line in failure_lines(result.failures)]
+    for measure in MEASURES:
+        parts += [f"<h2>{escape(_TITLES[measure.name])}</h2>", *_plot(result, measure.name)]
+        parts.append(_verdicts([c for c in result.comparisons if c.measure == measure.name]))
+    parts += [
+        "<h2>Each arm</h2>",
+        _arms(result),
+        "<h2>Settings</h2><details><summary>As in result.json</summary><pre>",
+        escape(msgspec.json.format(msgspec.json.encode(result.settings), indent=2).decode()),
+        "</pre></details>",
+        f"<p class=note>{escape(_origin(result))}</p></body></html>",
+    ]
+    return "\n".join(parts).encode() + b"\n"
+
+
+def _summary(result: Result) -> str:
+    counted = {
+        verdict: sum(c.verdict == verdict for c in result.comparisons)
+        for verdict in dict.fromkeys(c.verdict for c in result.comparisons)
+    }
+    said = ", ".join(f"{verdict} in {count}" for verdict, count in counted.items())
+    return f"{len(result.comparisons)} comparisons: {said or 'none'}. {len(result.runs)} runs."
+
+
+def _origin(result: Result) -> str:
+    engines = ", ".join(f"{name} {version}" for name, version in result.engines.items())
+    machine = result.machine
+    return (
+        f"statecache {result.version}, revision {result.revision or 'unknown'};"
+        f" {engines or 'no engine'}; {machine.processor}, {machine.cores} cores,"
+        f" {machine.system}, Python {machine.python}. A verdict needs a corrected p below 0.05"
+        " (paired sign-flip permutation test, Holm over all comparisons of a measure) and a"
+        " bootstrap interval without 0. Lines are means over seeds, bars reach from the lowest"
+        " to the highest."
+    )
+
+
+def _plot(result: Result, measure_name: str) -> list[str]:
+    measure = next(one for one in MEASURES if one.name == measure_name)
+    grouped: dict[str, dict[str, list[float]]] = {}
+    for run in result.runs:
+        grouped.setdefault(run.arm, {}).setdefault(run.cell, []).append(measure.of(run))
+    cells = [cell.name for cell in result.settings.cells]
+    labels = [cell.name if cell.at is None else f"{cell.at:g}" for cell in result.settings.cells]
+    lines = {arm: [values.get(cell) for cell in cells] for arm, values in grouped.items()}
+    if not lines:
+        return []
+    legend = "".join(
+        f'<li><i style="background:{LINES[n % len(LINES)]}"></i>{escape(arm)}</li>'
+        for n, arm in enumerate(lines)
+    )
+    drawing = line_chart(list(lines.values()), labels, result.settings.axis or "workload")
+    return [drawing, f"<ul class=legend>{legend}</ul>"]
+
+
+def _verdicts(comparisons: list[Comparison]) -> str:
+    rows = [
+        f"<tr><td>{escape(c.cell)}<td class={c.verdict.split()[0]}>{c.verdict}"
+        f"<td>{escape(c.arm)}, not {escape(c.baseline)}"
+        f"<td class=n>{number_text(c.baseline_mean)}<td class=n>{number_text(c.arm_mean)}"
+        f"<td class=n>{number_text(c.difference, sign=True)}<td class=n>{interval_of(c)}"
+        for c in comparisons
+    ]
+    return (
+        "<div class=scroll><table><tr><th>cell<th>verdict<th>arms<th class=n>baseline"
+        "<th class=n>arm<th class=n>difference<th class=n>95 % interval"
+        + "\n".join(rows)
+        + "</table></div>"
+    )
+
+
+def _arms(result: Result) -> str:
+    grouped: dict[tuple[str, str], list[Run]] = {}
+    for run in result.runs:
+        grouped.setdefault((run.cell, run.arm), []).append(run)
+    rows = []
+    for (cell, arm), runs in grouped.items():
+        prompt = sum(run.prompt_tokens for run in runs) or 1
+        cells = (
+            f"{sum(run.hit_tokens for run in runs) / prompt:.4f}",
+            f"{sum(run.resident_tokens for run in runs) / prompt:.4f}",
+            _average([run.evicted_states for run in runs]),
+            _average([run.skipped_states for run in runs]),
+            _average([run.rejected for run in runs]),
+        )
+        numbers = "".join(f"<td class=n>{cell}" for cell in cells)
+        rows.append(f"<tr><td>{escape(cell)}<td>{escape(arm)}<td class=n>{len(runs)}{numbers}")
+    return (
+        "<div class=scroll><table><tr><th>cell<th>arm<th class=n>runs<th class=n>hit rate"
+        "<th class=n>ceiling (KV resident)<th class=n>evicted states<th class=n>states not kept"
+        "<th class=n>rejected" + "\n".join(rows) + "</table></div>"
+    )
+
+
+def _average(counts: list[int | None]) -> str:
+    known = [count for count in counts if count is not None]
+    return f"{sum(known) / len(known):,.0f}" if known else "-"

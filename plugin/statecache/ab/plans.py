@@ -1,0 +1,118 @@
+"""From what the user wrote, a file or options, to the test that is run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from statecache.ab.arms import Arm, check_arms, made_arm, parse_arm
+from statecache.ab.bench import Cell, Trial
+from statecache.ab.statistics import default_repeats, least_repeats
+from statecache.ab.workloads import KINDS, Workload
+from statecache.errors import SettingsError, on_one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["parse_workload", "read_plan", "trial_of"]
+
+_MOST_REPEATS = 10_000
+
+
+class _Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    arms: list[dict[str, Any]] = []
+    workload: Workload | None = None
+    name: str = "ab"
+    repeats: int | None = None
+    seed: int | None = None
+    warm_up: float | None = None
+
+
+def read_plan(
+    path: Path | None,
+    arms: Sequence[str],
+    workload: str | None,
+    repeats: int | None,
+    seed: int | None,
+    warm_up: float | None,
+    python: str | None,
+) -> Trial:
+    """Return the test of a TOML file, of options, or of both: what an option says wins."""
+    plan = _Plan() if path is None else _read(path)
+    made = [made_arm(values, strict=True) for values in plan.arms] + [parse_arm(a) for a in arms]
+    check_arms(made)
+    asked = parse_workload(workload) if workload else plan.workload or Workload()
+    cell = Cell(name=asked.kind, workload=asked, arms=made)
+    return trial_of(
+        [cell],
+        plan.name,
+        plan.repeats if repeats is None else repeats,
+        plan.seed if seed is None else seed,
+        plan.warm_up if warm_up is None else warm_up,
+        python,
+        "",
+    )
+
+
+def trial_of(
+    cells: Sequence[Cell],
+    name: str,
+    repeats: int | None,
+    seed: int | None,
+    warm_up: float | None,
+    python: str | None,
+    axis: str,
+) -> Trial:
+    """Fill in the rest. Raises `SettingsError` for repeats that could never find anything."""
+    cells = [
+        msgspec.structs.replace(cell, arms=[_with_python(arm, python) for arm in cell.arms])
+        for cell in cells
+    ]
+    seeded = [pair for cell in cells if cell.workload.seeded for pair in cell.pairs]
+    if repeats is not None and not 1 <= repeats <= _MOST_REPEATS:
+        raise SettingsError(f"--repeats: {repeats} is not in 1 to {_MOST_REPEATS}")
+    if repeats is None:
+        repeats = default_repeats(len(seeded)) if seeded else 1
+    elif seeded and 1 != repeats < least_repeats(len(seeded)):
+        raise SettingsError(
+            f"--repeats: {repeats} can never reach significance in {len(seeded)} comparisons:"
+            f" give {default_repeats(len(seeded))}, or 1 for equal or different"
+        )
+    share = 0.1 if warm_up is None else warm_up
+    if not 0 <= share < 1:
+        raise SettingsError(f"--warm-up: {share:g} is no share from 0 to below 1")
+    return Trial(name=name, cells=cells, repeats=repeats, seed=seed or 0, warm_up=share, axis=axis)
+
+
+def parse_workload(text: str) -> Workload:
+    """Read a workload written as "kind:key=value,...". Raises `SettingsError`."""
+    kind, _, rest = text.partition(":")
+    values: dict[str, Any] = {"kind": kind}
+    for part in rest.split(",") if rest else []:
+        key, equals, value = part.partition("=")
+        if not equals or key.strip() in values:
+            raise SettingsError(on_one_line(f"--workload: {text!r} is not kind:key=value,..."))
+        values[key.strip()] = value.strip()
+    if kind not in KINDS:
+        known = ", ".join(KINDS)
+        raise SettingsError(on_one_line(f"--workload: unknown kind {kind!r}: use {known}"))
+    try:
+        return msgspec.convert(values, Workload, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(on_one_line(f"--workload: {error}")) from error
+
+
+def _with_python(arm: Arm, python: str | None) -> Arm:
+    return arm if python is None or arm.python else msgspec.structs.replace(arm, python=python)
+
+
+def _read(path: Path) -> _Plan:
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=_Plan)
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    except (msgspec.DecodeError, ValueError) as error:
+        problem = str(error)
+    raise SettingsError(on_one_line(f"{path}: {problem}"))

@@ -1,0 +1,114 @@
+"""What a driver measures: one record a request, added up to one row a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from statecache.trace import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from statecache import CostModel
+    from statecache.ab.arms import Arm
+
+__all__ = ["MEASURES", "Measure", "Played", "Run", "Served", "run_of"]
+
+
+class Served(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One request, in tokens of whole blocks. A rejected one found no room and counts nowhere."""
+
+    prompt_tokens: int
+    resident_tokens: int
+    hit_tokens: int
+    rejected: bool = False
+
+    @classmethod
+    def of_blocks(cls, prompt: int, resident: int, hit: int) -> Served:
+        """Make one of numbers of blocks."""
+        return cls(prompt * BLOCK_TOKENS, resident * BLOCK_TOKENS, hit * BLOCK_TOKENS)
+
+
+class Played(msgspec.Struct, frozen=True):
+    """A workload played to its end; skipped states found no slot and were not kept.
+
+    None where the engine does not count them.
+    """
+
+    served: list[Served]
+    evicted_states: int | None
+    skipped_states: int | None
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals of one arm at one seed. Requests of the warm-up count in `warm_up` alone.
+
+    Evicted and skipped states count from the start: they belong to no one request.
+    """
+
+    cell: str
+    arm: str
+    seed: int | None
+    warm_up: int
+    requests: int
+    rejected: int
+    prompt_tokens: int
+    hit_tokens: int
+    resident_tokens: int
+    missed_by_state_tokens: int
+    recompute_cost: float
+    evicted_states: int | None
+    skipped_states: int | None
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """A number that arms are compared by."""
+
+    name: str
+    higher_is_better: bool
+
+    def of(self, run: Run) -> float:
+        """Return the measure of a run; 0 where no request was served."""
+        total: float = getattr(run, _TOTALS[self.name])
+        whole = run.prompt_tokens if self.name == "token_hit_rate" else run.requests
+        return total / whole if whole else 0.0
+
+
+_TOTALS = {
+    "token_hit_rate": "hit_tokens",
+    "missed_by_state_tokens": "missed_by_state_tokens",
+    "recompute_cost": "recompute_cost",
+}
+# The last two are a request.
+MEASURES = (
+    Measure("token_hit_rate", True),
+    Measure("missed_by_state_tokens", False),
+    Measure("recompute_cost", False),
+)
+
+
+def run_of(
+    cell: str, arm: Arm, seed: int | None, played: Played, warm_up: int, cost: CostModel
+) -> Run:
+    """Add up what was served after the first `warm_up` requests."""
+    counted: Sequence[Served] = played.served[warm_up:]
+    done = [one for one in counted if not one.rejected]
+    hit = sum(one.hit_tokens for one in done)
+    resident = sum(one.resident_tokens for one in done)
+    return Run(
+        cell=cell,
+        arm=arm.name,
+        seed=seed,
+        warm_up=min(warm_up, len(played.served)),
+        requests=len(done),
+        rejected=len(counted) - len(done),
+        prompt_tokens=sum(one.prompt_tokens for one in done),
+        hit_tokens=hit,
+        resident_tokens=resident,
+        missed_by_state_tokens=resident - hit,
+        recompute_cost=sum(cost.cost(one.hit_tokens, one.prompt_tokens) for one in done),
+        evicted_states=played.evicted_states,
+        skipped_states=played.skipped_states,
+    )

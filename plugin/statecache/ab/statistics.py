@@ -1,0 +1,212 @@
+"""Which of two arms is better, and can one tell? Needs numpy and scipy: the `ab` extra."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from statecache.ab.records import MEASURES
+from statecache.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from statecache.ab.records import Measure, Run
+
+__all__ = [
+    "ALPHA",
+    "Comparison",
+    "Pair",
+    "check_installed",
+    "compare",
+    "default_repeats",
+    "least_repeats",
+]
+
+ALPHA = 0.05
+_RESAMPLES = 9_999
+_MOST_EXACT = 16  # all 2 ** n ways to flip the signs are tried up to this n
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """Two arms compared in one cell of a test."""
+
+    cell: str
+    baseline: str
+    arm: str
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One measure of two arms.
+
+    `difference` is the mean over pairs, arm less baseline, from `low` to `high` with 95 %
+    confidence; `p` is corrected for all comparisons of this measure. With one pair there is neither
+    interval nor p, and the verdict is "exactly equal" or "different".
+    """
+
+    cell: str
+    measure: str
+    baseline: str
+    arm: str
+    pairs: int
+    baseline_mean: float
+    arm_mean: float
+    difference: float
+    low: float | None
+    high: float | None
+    p: float | None
+    verdict: str
+
+
+class _Tested(msgspec.Struct):
+    pair: Pair
+    baseline: list[float]
+    arm: list[float]
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+
+    @property
+    def differences(self) -> list[float]:
+        return [a - b for a, b in zip(self.arm, self.baseline, strict=True)]
+
+
+def check_installed() -> None:
+    """Raise `SettingsError` if scipy is missing."""
+    try:
+        import scipy.stats  # noqa: F401
+    except ImportError as error:
+        raise SettingsError("ab: scipy is not installed: pip install 'statecache[ab]'") from error
+
+
+def least_repeats(comparisons: int) -> int:
+    """Return how many repeats so many comparisons need to be able to find anything.
+
+    A paired sign test of n pairs has no p below 2 / 2 ** n, and the strictest of Holm's bounds is
+    0.05 / comparisons.
+    """
+    return math.floor(math.log2(2 * max(1, comparisons) / ALPHA)) + 1
+
+
+def default_repeats(comparisons: int) -> int:
+    """Return how many repeats are run unless said otherwise: 8, or two above the least.
+
+    At the least each single pair has to agree.
+    """
+    return max(8, least_repeats(comparisons) + 2)
+
+
+def compare(pairs: Sequence[Pair], runs: Sequence[Run], seed: int = 0) -> list[Comparison]:
+    """Compare the runs of each pair of arms, paired by cell and seed, by every measure.
+
+    Seeds that only one of the two arms has are left out; a pair without a common seed is too.
+    """
+    by_arm: dict[tuple[str, str], dict[int | None, Run]] = {}
+    for run in runs:
+        by_arm.setdefault((run.cell, run.arm), {})[run.seed] = run
+    found: list[Comparison] = []
+    for measure in MEASURES:
+        tested = [_paired(pair, measure, by_arm) for pair in pairs]
+        found += _judged(measure, [one for one in tested if one.arm], seed)
+    order = {pair: place for place, pair in enumerate(pairs)}
+    return sorted(found, key=lambda one: order[Pair(one.cell, one.baseline, one.arm)])
+
+
+def _paired(
+    pair: Pair, measure: Measure, by_arm: dict[tuple[str, str], dict[int | None, Run]]
+) -> _Tested:
+    baseline = by_arm.get((pair.cell, pair.baseline), {})
+    arm = by_arm.get((pair.cell, pair.arm), {})
+    seeds = [seed for seed in baseline if seed in arm]
+    return _Tested(
+        pair,
+        [measure.of(baseline[seed]) for seed in seeds],
+        [measure.of(arm[seed]) for seed in seeds],
+    )
+
+
+def _judged(measure: Measure, tested: Sequence[_Tested], seed: int) -> list[Comparison]:
+    several = [one for one in tested if len(one.arm) > 1]
+    for one in several:
+        one.low, one.high = _interval(one.differences, seed)
+        one.p = _sign_flip_p(one.differences, seed)
+    corrected = _holm([one.p for one in several if one.p is not None])
+    for one, p in zip(several, corrected, strict=True):
+        one.p = p
+    return [
+        Comparison(
+            cell=one.pair.cell,
+            measure=measure.name,
+            baseline=one.pair.baseline,
+            arm=one.pair.arm,
+            pairs=len(one.arm),
+            baseline_mean=math.fsum(one.baseline) / len(one.baseline),
+            arm_mean=math.fsum(one.arm) / len(one.arm),
+            difference=math.fsum(one.differences) / len(one.arm),
+            low=one.low,
+            high=one.high,
+            p=one.p,
+            verdict=_verdict(one, measure),
+        )
+        for one in tested
+    ]
+
+
+def _verdict(one: _Tested, measure: Measure) -> str:
+    if not any(one.differences):
+        return "exactly equal"
+    if one.low is None or one.high is None or one.p is None:
+        return "different"
+    if one.p >= ALPHA or one.low <= 0 <= one.high:
+        return "not distinguishable"
+    return "better" if (one.low > 0) == measure.higher_is_better else "worse"
+
+
+def _interval(differences: Sequence[float], seed: int) -> tuple[float, float]:
+    """Return the bootstrap interval of the mean."""
+    import numpy
+    from scipy import stats
+
+    if len(set(differences)) == 1:
+        return differences[0], differences[0]
+    found: Any = stats.bootstrap(
+        (numpy.asarray(differences),),
+        numpy.mean,
+        n_resamples=_RESAMPLES,
+        confidence_level=1 - ALPHA,
+        method="BCa",
+        rng=numpy.random.default_rng(seed),
+    ).confidence_interval
+    return float(found.low), float(found.high)
+
+
+def _sign_flip_p(differences: Sequence[float], seed: int) -> float:
+    """Return the p of a paired permutation test: is the mean difference that of random signs?"""
+    import numpy
+    from scipy import stats
+
+    if not any(differences):
+        return 1.0
+    zeros = numpy.zeros(len(differences))
+    found: Any = stats.permutation_test(
+        (numpy.asarray(differences), zeros),
+        lambda a, b, axis: numpy.mean(a - b, axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=2 ** min(len(differences), _MOST_EXACT),
+        rng=numpy.random.default_rng(seed),
+    )
+    return float(found.pvalue)
+
+
+def _holm(p_values: Iterable[float]) -> list[float]:
+    """Return the p values corrected by Holm's method, in the order given."""
+    given = list(p_values)
+    corrected = [0.0] * len(given)
+    highest = 0.0
+    for rank, place in enumerate(sorted(range(len(given)), key=given.__getitem__)):
+        highest = max(highest, min(1.0, (len(given) - rank) * given[place]))
+        corrected[place] = highest
+    return corrected

@@ -1,0 +1,143 @@
+"""Workloads of a test: what is asked, in which order, by seed."""
+
+from __future__ import annotations
+
+import gzip
+from collections import deque
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from statecache.errors import SettingsError, TraceError
+from statecache.generate import AgentWorkload, agent_lines
+from statecache.generate_prefixes import DistinctPrefixes, SharedPrefix, prefix_lines
+from statecache.trace import BLOCK_TOKENS, Request, Trace, read_trace
+
+__all__ = ["KINDS", "Workload", "closed_loop"]
+
+_PREFIXES = ("count", "rounds", "prefix_tokens", "own_tokens")
+_SIZES = {
+    "agent": ("sessions", "turns", "loop", "at_once"),
+    "distinct-prefixes": _PREFIXES,
+    "shared-prefix": _PREFIXES,
+    "trace": ("file", "limit", "loop", "at_once"),
+}
+KINDS = tuple(_SIZES)
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A kind of workload and its sizes; which apply depends on the kind.
+
+    `loop` is open for the order of time, and closed for sessions that each ask again as soon as
+    they are answered, `at_once` of them (0: all). A trace is read from `file`; it has no seed, so
+    it can be played but once, and needs a session_id in each line for a closed loop.
+    """
+
+    kind: Literal["agent", "distinct-prefixes", "shared-prefix", "trace"] = "agent"
+    sessions: int = 32
+    turns: int = 40
+    loop: Literal["open", "closed"] = "open"
+    at_once: int = 0
+    count: int = 256
+    rounds: int = 4
+    prefix_tokens: int = 1024
+    own_tokens: int = 512
+    file: str | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        applies = ("kind", *_SIZES[self.kind])
+        if self.at_once < 0 or (self.at_once and self.loop == "open"):
+            raise SettingsError(f"at_once is {self.at_once}: give 1 or more with loop=closed")
+        defaults = dict(zip(self.__struct_fields__, self.__struct_defaults__, strict=True))
+        for field, default in defaults.items():
+            if field not in applies and getattr(self, field) != default:
+                raise SettingsError(f"{field} is no setting of {self.kind}")
+
+    @property
+    def seeded(self) -> bool:
+        """Whether another seed gives another workload."""
+        return self.kind in ("agent", "shared-prefix")
+
+    def trace(self, seed: int) -> Trace:
+        """Return the requests. Raises `SettingsError`."""
+        if self.kind == "trace":
+            if self.file is None:
+                raise SettingsError("workload: kind trace needs a file")
+            recorded = read_trace(self.file, limit=self.limit)
+            if self.loop == "open":
+                return recorded
+            asked = _sessions_of(Path(self.file), self.limit)
+        else:
+            lines = (
+                agent_lines(AgentWorkload(self.sessions, self.turns, seed))
+                if self.kind == "agent"
+                else prefix_lines(self._prefixes(seed))
+            )
+            asked = [msgspec.json.decode(line, type=_Asked) for line in lines]
+        if self.loop == "closed":
+            asked = closed_loop(asked, self.at_once or len(asked))
+        return Trace(self.kind, "", seed, [one.request() for one in asked])
+
+    def _prefixes(self, seed: int) -> DistinctPrefixes | SharedPrefix:
+        kind: Any = DistinctPrefixes if self.kind == "distinct-prefixes" else SharedPrefix
+        made: DistinctPrefixes | SharedPrefix = kind(
+            count=self.count,
+            rounds=self.rounds,
+            prefix_tokens=self.prefix_tokens,
+            own_tokens=self.own_tokens,
+            seed=seed,
+        )
+        return made
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+    session_id: int | str | None = None
+
+    def request(self) -> Request:
+        return Request(0, self.input_length, self.output_length, self.hash_ids)
+
+
+def closed_loop(asked: list[_Asked], at_once: int) -> list[_Asked]:
+    """Order the requests of sessions that run `at_once`: each one's next request in turn.
+
+    Sessions begin in the order of their first requests; the next one takes the place of one that
+    ended.
+    """
+    by_session: dict[int | str | None, deque[_Asked]] = {}
+    for one in asked:
+        by_session.setdefault(one.session_id, deque()).append(one)
+    waiting = deque(by_session.values())
+    running = [waiting.popleft() for _ in range(min(at_once, len(waiting)))]
+    ordered = []
+    while running:
+        following = []
+        for session in running:
+            ordered.append(session.popleft())
+            if session:
+                following.append(session)
+            elif waiting:
+                following.append(waiting.popleft())
+        running = following
+    return ordered
+
+
+def _sessions_of(path: Path, limit: int | None) -> list[_Asked]:
+    """Read a trace that is known to be sound once more, with its sessions."""
+    stored = path.read_bytes()
+    lines = gzip.decompress(stored) if stored.startswith(b"\x1f\x8b") else stored
+    asked = []
+    for number, line in enumerate(lines.splitlines()[:limit], 1):
+        try:
+            one = msgspec.json.decode(line, type=_Asked)
+        except msgspec.ValidationError as error:
+            raise TraceError(str(path), f"session_id: {error}", number) from error
+        if one.session_id is None:
+            raise TraceError(str(path), "has no session_id, which a closed loop needs", number)
+        if one.input_length >= BLOCK_TOKENS:
+            asked.append(one)
+    return asked

@@ -1,0 +1,102 @@
+"""The commands `statecache generate ...`."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from statecache.errors import SettingsError
+from statecache.generate import AgentWorkload, agent_lines
+from statecache.generate_prefixes import DistinctPrefixes, SharedPrefix, prefix_lines
+from statecache.output import check_output, whole_file
+
+__all__ = ["generate"]
+
+generate = typer.Typer(help="Make a workload in the trace format.")
+
+_Output = Annotated[
+    Path,
+    typer.Option("--output", "-o", metavar="FILE", help="File (.gz compresses), - for stdout."),
+]
+_Seed = Annotated[int, typer.Option(help="Another seed, another workload.")]
+_Rounds = Annotated[int, typer.Option(help="Requests for each prefix, on average.")]
+_Prefix = Annotated[int, typer.Option(help="Tokens of a prefix, a multiple of 512.")]
+_Own = Annotated[int, typer.Option(help="Tokens of a request's own, a multiple of 512.")]
+
+
+@generate.callback()
+def _generate() -> None:
+    """Make a workload in the trace format."""
+
+
+@generate.command("agent")
+def generate_agent(
+    output: _Output,
+    sessions: Annotated[int, typer.Option(help="Agent sessions.")] = 64,
+    turns: Annotated[int, typer.Option(help="Turns a session, on average.")] = 40,
+    seed: _Seed = 0,
+) -> None:
+    """Growing coding-agent sessions, interleaved in time; the same seed gives the same bytes."""
+    with _named_options():
+        lines = agent_lines(AgentWorkload(sessions, turns, seed))
+    _write(output, lines)
+
+
+@generate.command("distinct-prefixes")
+def generate_distinct_prefixes(
+    output: _Output,
+    count: Annotated[int, typer.Option(help="Prefixes.")] = 256,
+    rounds: _Rounds = 4,
+    prefix_tokens: _Prefix = 1024,
+    own_tokens: _Own = 512,
+) -> None:
+    """Prefixes asked one after the other, round by round, each request with an end of its own."""
+    with _named_options():
+        workload = DistinctPrefixes(
+            count=count, rounds=rounds, prefix_tokens=prefix_tokens, own_tokens=own_tokens
+        )
+    _write(output, prefix_lines(workload))
+
+
+@generate.command("shared-prefix")
+def generate_shared_prefix(
+    output: _Output,
+    count: Annotated[int, typer.Option(help="Prefixes.")] = 256,
+    rounds: _Rounds = 4,
+    prefix_tokens: _Prefix = 1024,
+    own_tokens: _Own = 512,
+    seed: _Seed = 0,
+) -> None:
+    """Requests on prefixes drawn at random, the first ones far more often."""
+    with _named_options():
+        workload = SharedPrefix(
+            count=count,
+            rounds=rounds,
+            prefix_tokens=prefix_tokens,
+            own_tokens=own_tokens,
+            seed=seed,
+        )
+    _write(output, prefix_lines(workload))
+
+
+@contextmanager
+def _named_options() -> Iterator[None]:
+    try:
+        yield
+    except SettingsError as error:
+        raise SettingsError(f"--{error}") from error
+
+
+def _write(output: Path, lines: Iterable[bytes]) -> None:
+    check_output("--output", output)
+    with whole_file("--output", output) as file:
+        if output.suffix.lower() == ".gz":
+            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
+                packed.writelines(lines)
+        else:
+            file.writelines(lines)

@@ -1,0 +1,152 @@
+"""`statecache ab` in a process of its own: files, verdicts, interrupts and bad input."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from replay_support import COMMAND, assert_one_line, run, write_trace
+
+ARMS = ("--arm", "lru:policy=lru,slots=16", "--arm", "gds:policy=gds,slots=16")
+SMALL = ("--workload", "agent:sessions=6,turns=6")
+
+
+def requests_of(folder: Path) -> list[dict[str, object]]:
+    packed = (folder / "requests.jsonl.gz").read_bytes()
+    return [json.loads(line) for line in gzip.decompress(packed).splitlines()]
+
+
+def test_two_runs_are_the_same_byte_for_byte_and_complete(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        done = run("ab", *ARMS, *SMALL, "-o", folder, cwd=tmp_path)
+        assert done.returncode == 0
+    for name in ("result.json", "requests.jsonl.gz", "report.html"):
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
+    result = json.loads((folders[0] / "result.json").read_bytes())
+    assert result["schema"] == "statecache.ab/1"
+    assert result["complete"] is True
+    assert [(one["arm"], one["seed"]) for one in result["runs"]] == [
+        (arm, seed) for seed in range(8) for arm in ("lru", "gds")
+    ]
+    assert result["seeds"] == {"agent": list(range(8))}
+    raw = requests_of(folders[0])
+    for one in result["runs"]:
+        mine = [r for r in raw if (r["arm"], r["seed"]) == (one["arm"], one["seed"])]
+        counted = [r for r in mine if not r["warm_up"]]
+        assert len(mine) - len(counted) == one["warm_up"] == len(mine) // 10
+        assert sum(int(str(r["hit_tokens"])) for r in counted) == one["hit_tokens"]
+
+
+def test_the_numbers_of_core_are_those_of_the_replay(tmp_path: Path) -> None:
+    """One run a trace, since it has no seed: arms are different or exactly equal, no more."""
+    trace = write_trace(tmp_path / "t.jsonl", [[1, 2], [3, 4], [1, 2, 5], [3, 4, 6], [1, 2, 7]])
+    arms = ("--arm", "a:policy=lru,slots=2", "--arm", "b:policy=gds,slots=2,cost=1,0")
+    work = f"trace:file={trace}"
+    done = run("ab", *arms, "--workload", work, "--warm-up", 0, "-o", tmp_path / "out")
+    assert done.returncode == 0
+    result = json.loads((tmp_path / "out" / "result.json").read_bytes())
+    run("replay", trace, "--slots", 2, "--policy", "lru", "--json", tmp_path / "r.json")
+    (row,) = json.loads((tmp_path / "r.json").read_bytes())["rows"]
+    (one, _) = result["runs"]
+    assert {found["verdict"] for found in result["comparisons"]} <= {"different", "exactly equal"}
+    same = row.keys() & one.keys()
+    assert {"hit_tokens", "resident_tokens", "evicted_states", "recompute_cost"} <= same
+    assert {name: one[name] for name in same} == {name: row[name] for name in same}
+
+
+def test_a_plan_is_read_from_toml_and_options_win(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        'name = "mine"\nrepeats = 1\nseed = 3\n[workload]\nkind = "shared-prefix"\ncount = 8\n'
+        '[[arms]]\nname = "a"\nslots = 4\n[[arms]]\nname = "b"\nslots = 8\nbaseline = "a"\n'
+    )
+    done = run("ab", plan, "--seed", 5, "-o", tmp_path / "out")
+    assert done.returncode == 0
+    result = json.loads((tmp_path / "out" / "result.json").read_bytes())
+    assert (result["settings"]["name"], result["seeds"]) == ("mine", {"shared-prefix": [5]})
+
+
+def test_an_interrupt_leaves_complete_files(tmp_path: Path) -> None:
+    work = ("--workload", "agent:sessions=40,turns=40", "--repeats", "5000")
+    process = subprocess.Popen(
+        [COMMAND, "ab", *ARMS, *work, "-o", str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "out").glob(".*.part")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted after" in errors
+    result = json.loads((tmp_path / "out" / "result.json").read_bytes())
+    assert result["complete"] is False
+    assert 0 < len(result["runs"]) < 10_000
+    seen = {(one["arm"], one["seed"]) for one in requests_of(tmp_path / "out")}
+    assert seen == {(one["arm"], one["seed"]) for one in result["runs"]}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "result.json",
+        "requests.jsonl.gz",
+        "report.html",
+    }
+
+
+BAD = {
+    "one arm": (["--arm", "a:slots=1"], "--arm: give two arms or more"),
+    "no name": (["--arm", ":slots=1"], "is not name:key=value"),
+    "no value": (["--arm", "a:slots"], "is not name:key=value"),
+    "twice": (["--arm", "a:slots=1,slots=2"], "gives slots twice"),
+    "same name": (["--arm", "a:", "--arm", "a:"], "arm a: the name is taken"),
+    "engine": (["--arm", "a:engine=tgi"], "arm a: unknown engine 'tgi': use core, sglang, vllm"),
+    "policy": (["--arm", "a:policy=fifo"], "arm a: unknown policy 'fifo': use lru, gds, clairv"),
+    "pool": (["--arm", "a:engine=sglang,pool=shared,kv_tokens=512"], "sglang has no pool 'shared'"),
+    "field": (["--arm", "a:sluts=2"], "arm a: Object contains unknown field `sluts`"),
+    "text": (["--arm", "a:slots=many"], "arm a: Expected `int`"),
+    "chunk": (["--arm", "a:chunk=1000"], "arm a: chunk 1000 is no multiple of 512"),
+    "running": (["--arm", "a:slots=10,running=2"], "arm a: 2 running requests need 10 slots"),
+    "no kv": (["--arm", "a:engine=vllm"], "arm a: kv_tokens must be 512 or more here"),
+    "cost": (["--arm", "a:cost=0,0"], "arm a: cost cannot be '0,0'"),
+    "baseline": (["--arm", "a:", "--arm", "b:baseline=c"], "arm b: baseline 'c' is no arm"),
+    "workload": ([*ARMS, "--workload", "chat"], "--workload: unknown kind 'chat'"),
+    "workload field": ([*ARMS, "--workload", "agent:users=3"], "unknown field `users`"),
+    "of another kind": (
+        [*ARMS, "--workload", "trace:file=x,turns=3"],
+        "--workload: turns is no setting of trace",
+    ),
+    "workload size": ([*ARMS, "--workload", "agent:turns=0"], "turns is 0"),
+    "no trace": ([*ARMS, "--workload", "trace:file=/nowhere"], "/nowhere: cannot be read"),
+    "5 repeats": ([*ARMS, "--repeats", "5"], "--repeats: 5 can never reach significance in 1 comp"),
+    "no repeats": ([*ARMS, "--repeats", "0"], "--repeats: 0 is not in 1 to 10000"),
+    "warm-up": ([*ARMS, "--warm-up", "1"], "--warm-up: 1 is no share"),
+    "no plan": (["/nowhere/plan.toml"], "/nowhere/plan.toml: cannot be read"),
+    "experiment": (["--experiment", "magic"], "--experiment: unknown 'magic': use sessions"),
+    "its engine": (["--experiment", "sessions", "--engines", "tgi"], "--engines: sessions does"),
+    "its trace": (["--experiment", "agent-traces"], "--trace: agent-traces needs"),
+    "both": ([*ARMS, "--experiment", "sessions"], "--experiment: brings its arms"),
+    "output": ([*ARMS, "-o", "/dev/null/x"], "--output: /dev/null/x cannot be made"),
+    "no python": (
+        ["--arm", "a:", "--arm", "b:engine=sglang,kv_tokens=512,python=/nowhere/python"],
+        "sglang: cannot start /nowhere/python",
+    ),
+    "no engine": (
+        ["--arm", "a:", "--arm", "b:engine=vllm,pool=native,kv_tokens=512"],
+        "vllm: ended with status 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_cannot_be_run_is_one_line(kind: str, tmp_path: Path) -> None:
+    arguments, problem = BAD[kind]
+    done = run("ab", *arguments, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""})
+    assert_one_line(done, problem)

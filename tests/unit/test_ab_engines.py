@@ -1,0 +1,117 @@
+"""Engines in processes of their own, played by scripts that die, hang, or answer what they like."""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from replay_support import COMMAND, assert_one_line, run
+from statecache.ab import cache
+from statecache.ab.arms import Arm
+from statecache.ab.cache import ArmError, EngineProcess
+
+HELLO = """echo '{"version":"9.9"}'"""
+SERVED = """echo '{"played":{"served":[[512,0,0,false]],"evicted_states":3,"skipped_states":0}}'"""
+
+
+def engine(folder: Path, script: str) -> str:
+    """An executable that takes the place of the Python of an engine."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/bash\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def arm(python: str, name: str = "s") -> Arm:
+    return Arm(name=name, engine="sglang", kv_tokens=512, python=python)
+
+
+def test_a_job_is_answered_and_closing_ends_the_process(tmp_path: Path) -> None:
+    python = engine(tmp_path, f"{HELLO}; read job; {SERVED}; sleep 1000")
+    process = EngineProcess("sglang", python)
+    assert process.version == "9.9"
+    played = process.play(arm(python), [[1]])
+    assert (played.served[0].prompt_tokens, played.evicted_states) == (512, 3)
+    assert process.alive
+    process.close()
+    process.close()
+    assert not process.alive
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("read job; echo first >&2; echo boom >&2; exit 3", "ended with status 3 (boom)"),
+        ("""read job; echo '{"error":"no KV"}'""", "sglang: no KV"),
+    ],
+)
+def test_an_engine_that_fails_is_named_with_its_last_line(
+    script: str, reason: str, tmp_path: Path
+) -> None:
+    python = engine(tmp_path, f"{HELLO}; {script}")
+    process = EngineProcess("sglang", python)
+    with pytest.raises(ArmError) as caught:
+        process.play(arm(python), [[1]])
+    assert str(caught.value) == reason
+    process.close()
+
+
+def test_an_engine_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_JOB_SECONDS", 0.5)
+    python = engine(tmp_path, f"{HELLO}; echo busy >&2; sleep 1000")
+    process = EngineProcess("sglang", python)
+    with pytest.raises(ArmError, match=r"no answer within 0.5 s \(busy\)"):
+        process.play(arm(python), [[1]])
+    process.close()
+
+
+def test_an_engine_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    python = engine(tmp_path, "echo No module named sglang >&2; exit 1")
+    done = run("ab", "--arm", "a:", "--arm", f"b:engine=sglang,kv_tokens=512,python={python}")
+    assert_one_line(
+        done, "sglang: ended with status 1 (No module named sglang): name a Python that has it"
+    )
+
+
+def test_the_other_arms_go_on_and_no_process_is_left(tmp_path: Path) -> None:
+    python = engine(tmp_path, f"echo $$ >> pids; {HELLO}; read job; echo boom >&2; exit 3")
+    done = run(
+        *(
+            "ab",
+            "--arm",
+            "a:policy=lru",
+            "--arm",
+            f"bad:engine=sglang,kv_tokens=512,python={python}",
+        ),
+        *("--arm", "b:policy=gds", "--workload", "agent:sessions=3,turns=3", "-o", "out"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0
+    assert "agent, arm bad left out: ended with status 3 (boom)" in done.stderr
+    result = json.loads((tmp_path / "out" / "result.json").read_bytes())
+    assert [one["arm"] for one in result["failures"]] == ["bad"]
+    assert len(result["runs"]) == 2 * 9  # nine repeats for two comparisons
+    assert {one["arm"] for one in result["comparisons"]} == {"b"}
+    for pid in (tmp_path / "pids").read_text().split():
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_an_interrupt_ends_the_engines(tmp_path: Path) -> None:
+    python = engine(tmp_path, f"echo $$ > pid; {HELLO}; sleep 1000")
+    process = subprocess.Popen(
+        [COMMAND, "ab", "--arm", "a:", "--arm", f"b:engine=sglang,kv_tokens=512,python={python}"],
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("statecache-ab/.*.part")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1)
+    process.terminate()
+    assert process.wait(timeout=60) == 128 + 15
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+    result = json.loads((tmp_path / "statecache-ab" / "result.json").read_bytes())
+    assert result["complete"] is False
