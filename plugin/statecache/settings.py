@@ -221,8 +221,9 @@ def _carried(environment: Mapping[str, str]) -> dict[str, Any]:
     if not text:
         return carried
     try:
-        given = msgspec.json.decode(text.encode(), type=_Given)
-    except msgspec.DecodeError as error:
+        # Bytes that are no UTF-8 come as surrogates: back to bytes, for the decoder to refuse.
+        given = msgspec.json.decode(text.encode(errors="surrogateescape"), type=_Given)
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise SettingsError(on_one_line(f"{CONFIG_VARIABLE}: {error}")) from error
     return carried | {name: value for name in FIELDS if (value := getattr(given, name)) is not None}
 

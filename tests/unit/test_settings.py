@@ -167,6 +167,8 @@ def test_what_is_refused(given, message):
             {"STATECACHE_CONFIG": '{"pace":"gds"}'},
             "STATECACHE_CONFIG: Object contains unknown field `pace`",
         ),
+        ({"STATECACHE_CONFIG": '{"policy":"\udcff"}'}, "STATECACHE_CONFIG: Invalid UTF-8"),
+        ({"STATECACHE_CONFIG": "\ud800"}, "STATECACHE_CONFIG: 'utf-8' codec can't encode"),
         ({"STATECACHE_STRICT": "maybe"}, "STATECACHE_STRICT must be 0 or 1, not 'maybe'"),
     ],
 )

@@ -25,6 +25,8 @@ _CONFIG = "STATECACHE_CONFIG"
 _SCHEDULER = "sglang.srt.managers.scheduler"
 
 _installed: Installed | None = None
+# What was last written to the variable, and what the user had in it before.
+_written: tuple[str, str] = ("", "")
 
 
 def register() -> None:
@@ -43,19 +45,25 @@ def switch(given: dict[str, Any]) -> Settings:
     """Settle the settings from what was given and the environment; install if they say so.
 
     Once on, the plugin stays on for every later engine of this process, unless that one gives
-    settings of its own.
+    settings of its own. They take the place of those of the earlier one.
     """
-    global _installed
+    global _installed, _written
     from statecache.errors import SettingsError
     from statecache.seam import SeamError
     from statecache.settings import Settings
 
     try:
-        settings = Settings.from_given(given)
+        environment = dict(os.environ)
+        before = environment.get(_CONFIG, "")
+        if given and before == _written[0]:
+            before = environment[_CONFIG] = _written[1]
+        settings = Settings.from_given(given, environment)
         if not settings.enabled:
             return settings
         settings.require_engine("sglang")
-        settings.to_environment()
+        if given:
+            settings.to_environment()
+            _written = (os.environ[_CONFIG], before)
         if _installed is None or _installed.settings != settings:
             from statecache_sglang.install import install
 

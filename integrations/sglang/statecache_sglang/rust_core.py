@@ -188,8 +188,8 @@ class IndexedRustCore(HostAwareRustCore):
         if choice is None:
             # The index is silent: SGLang's own walk, which knows best what is left.
             return self._native_step(tracker)
-        victim, children, is_leaf = choice
-        return seams.leaf_step(victim) if is_leaf else self._drop_inner(victim, children, tracker)
+        victim, is_leaf, below = choice
+        return seams.leaf_step(victim) if is_leaf else self._drop_inner(victim, below, tracker)
 
     def _native_step(self, tracker: Any) -> Any:
         if not self._native_walk:
@@ -213,17 +213,18 @@ class IndexedRustCore(HostAwareRustCore):
     def _is_locked(self, node_id: int) -> bool:
         return node_id in self._state_locks
 
-    def _choose(self) -> tuple[int, int, bool] | None:
+    def _choose(self) -> tuple[int, bool, int | None] | None:
+        """The victim, whether it is a leaf, and the state below that its path can be cleared to."""
         victim = self.advisor.book.propose(self._is_locked)
         if victim is None:
             return None
         _, _, _, _, kv_length, children = self._binding.collect_path_info([victim])[0][-1]
         is_leaf = children == 0 and kv_length is not None and victim not in self._kv_locks
-        return victim, children, is_leaf
+        clears = self._clears_paths and children == 1 and not self.is_write_back
+        return victim, is_leaf, self.advisor.book.next_below(victim) if clears else None
 
-    def _drop_inner(self, victim: int, children: int, tracker: Any) -> Any:
-        below = self.advisor.book.next_below(victim) if self._clears_paths else None
-        if children == 1 and below is not None and not self.is_write_back:
+    def _drop_inner(self, victim: int, below: int | None, tracker: Any) -> Any:
+        if below is not None:
             step = self._clear_path(victim, below)
         else:
             step = self._walk_to(victim, tracker)
@@ -235,7 +236,7 @@ class IndexedRustCore(HostAwareRustCore):
         step = seams.inner_step()
         held: list[int] = []
         try:
-            self._hold(self.advisor.book.above(victim), held)
+            self.advisor.ask(lambda: self._hold(self.advisor.book.above(victim), held))
             super().evict_excess_path_states(
                 below, step.device_frees, step.host_frees, step.cache_actions
             )
@@ -249,7 +250,7 @@ class IndexedRustCore(HostAwareRustCore):
         held: list[int] = []
         try:
             older = itertools.takewhile(lambda state: state != victim, self._native_order)
-            self._hold(older, held)
+            self.advisor.ask(self._hold, older, held)
             step = self._native_step(tracker)
         finally:
             self._let_go(held)

@@ -110,6 +110,19 @@ def test_b_caching_is_skipped_when_every_checkpoint_is_pinned(core):
 
 
 @pytest.mark.parametrize("core", CORES)
+def test_a_checkpoint_slot_is_given_back_when_no_active_slot_can_be_had(core):
+    """With track buffers a running request needs both. Three slots for itself, none left."""
+    traffic = int8_traffic(core, slots=3, extra_buffer=True)
+    running = admit(traffic, list(range(30)))
+    running.kv.mamba_last_track_seqlen = 30
+    assert traffic.requests.mamba_allocator.available_size() == 0
+    traffic.cache.checkpoint(running, up_to=30)
+    assert skipped(traffic) == 1
+    assert traffic.state_slots() == []
+    assert traffic.requests.mamba_ckpt_pool.available_size() == STATES
+
+
+@pytest.mark.parametrize("core", CORES)
 def test_a_finished_request_without_a_checkpoint_slot_leaks_nothing(core):
     traffic = int8_traffic(core, slots=4)
     for number in range(STATES):

@@ -83,6 +83,22 @@ def test_other_salt_or_extra_key_never_shares_a_state(core, space):
 
 
 @pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize(("cost", "goes"), [("1,0", "long"), ("0,1", "short")])
+def test_the_cost_that_was_given_decides(core, cost, goes):
+    """10 tokens from nothing, or 5 more after 95: 10 and 5 by length, 100 and 975 by its square."""
+    with plugin(policy="gds", cost=cost):
+        traffic = Traffic(core)
+    asked = {"short": [7] * 10, "long": list(range(100))}
+    traffic.run(asked["long"][:95])
+    traffic.hold(asked["long"][:95])
+    for tokens in asked.values():
+        traffic.run(tokens)
+    assert traffic.evict(states=1) == 1
+    kept = {name for name, tokens in asked.items() if traffic.hit(tokens) == len(tokens)}
+    assert kept == asked.keys() - {goes}
+
+
+@pytest.mark.parametrize("core", CORES)
 def test_gds_is_deterministic(core):
     """The same traffic twice leaves the same states in the same slots."""
 

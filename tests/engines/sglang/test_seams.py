@@ -155,6 +155,24 @@ def test_arguments_of_engine_mean_what_the_flags_mean():
     assert "IndexedMambaComponent" in components
 
 
+def test_settings_of_a_later_engine_take_the_place_of_the_earlier_ones():
+    """What the user put into the variable stays; a record built without settings keeps all."""
+    code = """
+        import os
+        from statecache_sglang.adapter import switch
+        on = {"kv_cache_plugin": "statecache"}
+        for given in ({**on, "int8": True, "int8_slots": 8}, {}, {**on, "policy": "lru"}, {}):
+            switch(given)
+            print(os.environ["STATECACHE_CONFIG"])
+    """
+    for carried, also in (("", ""), ('{"cost":"1,2"}', ',"cost":"1.0,2.0"')):
+        done = in_a_fresh_process(code, STATECACHE_CONFIG=carried)
+        assert done.returncode == 0, done.stderr
+        first = '{"kv_cache_plugin":"statecache"' + also + ',"int8":true,"int8_slots":8}'
+        second = '{"kv_cache_plugin":"statecache","policy":"lru"' + also + "}"
+        assert done.stdout.splitlines()[-4:] == [first, first, second, second]
+
+
 def test_a_scheduler_process_installs_from_the_environment():
     code = """
         import sglang.srt.managers.scheduler

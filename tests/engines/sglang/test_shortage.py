@@ -74,6 +74,22 @@ def test_a_prefix_is_not_reused_without_a_slot_for_its_state(core):
     assert skipped(traffic) == 1
 
 
+@pytest.mark.parametrize("core", CORES)
+def test_a_matched_state_does_not_make_room_for_its_own_copy(core):
+    """It is the only one that is not pinned: dropping it would leave the prefix without a state."""
+    with plugin(policy="gds"):
+        traffic = Traffic(core, slots=SLOTS)
+    fill_with_pinned(traffic, SLOTS)
+    traffic.let_go(0)
+    before = traffic.state_slots()
+    matched = request([*pinned(0), 999])
+    matched.init_next_round_input(traffic.cache)
+    assert (matched.prefix_len, matched.kv.holds_mamba) == (0, False)
+    assert skipped(traffic) == 1
+    assert traffic.state_slots() == before
+    traffic.check()
+
+
 def adder(traffic: Traffic) -> PrefillAdder:
     return PrefillAdder(
         page_size=1,
@@ -118,6 +134,22 @@ def test_c_requests_of_one_batch_share_what_is_left():
         assert ask(admission, first) is not AddReqResult.NO_TOKEN
         assert ask(admission, second) is AddReqResult.NO_TOKEN
         assert admission.can_run_list == [first]
+
+
+def test_c_slots_set_aside_for_a_batch_can_still_be_had():
+    """SGLang sets one aside for each waiting request while it admits them: two of the last three."""
+    with plugin(policy="gds"):
+        traffic = Traffic("rust", slots=SLOTS, extra_buffer=True)
+        fill_with_pinned(traffic, SLOTS - 3)
+        states = traffic.requests.mamba_allocator
+        states.alloc_group_begin(2)
+        assert states.available_size() == 1
+        waiting = request([5] * 20)
+        waiting.init_next_round_input(traffic.cache)
+        assert ask(adder(traffic), waiting) is not AddReqResult.NO_TOKEN
+        states.alloc_group_end()
+        assert traffic.requests.alloc([waiting]) is not None
+        assert free_slots(traffic) == 0
 
 
 @pytest.mark.parametrize("core", CORES)

@@ -1,0 +1,153 @@
+"""The state index fails in the middle of its work: SGLang's own order takes over, no slot is lost.
+
+`statecache.StateIndex` does not fail by itself; here one of its calls raises, before or after it
+did its work.
+"""
+
+import logging
+
+import pytest
+from cache_layer import CORES, Traffic, plugin
+from host_layer import WRITE_POLICIES, HostTraffic
+from random_traffic import host_operations, operations, perform
+
+from statecache import StateIndex
+from statecache_sglang import states
+
+SEED = 20_241_201
+SIZES = {"slots": 16, "kv_tokens": 900}
+CALLS = ("insert", "touch", "begin_walk", "next_victim", "evicted", "end_walk")
+both_cores = pytest.mark.parametrize("core", CORES)
+
+
+class FailingIndex:
+    """A real index of which one call raises when it is made for the tenth time."""
+
+    def __init__(self, call: str, *, late: bool, options: tuple):
+        self._index = StateIndex(*options)
+        self._failing, self._late = call, late
+        self._made = 0
+
+    def __getattr__(self, name: str):
+        found = getattr(self._index, name)
+        return self._fail(found) if name == self._failing else found
+
+    def _fail(self, call):
+        def made(*arguments):
+            self._made += 1
+            if self._made != 10:
+                return call(*arguments)
+            if self._late:
+                call(*arguments)
+            raise RuntimeError("planted")
+
+        return made
+
+
+@pytest.fixture(params=CALLS)
+def failing(request, monkeypatch, caplog):
+    """Each call in turn, on every index made from here on."""
+    caplog.set_level(logging.CRITICAL, "statecache.sglang")
+
+    def plant(late: bool) -> None:
+        monkeypatch.setattr(
+            states, "StateIndex", lambda *o: FailingIndex(request.param, late=late, options=o)
+        )
+
+    return plant
+
+
+def no_slot_is_lost(traffic: Traffic) -> None:
+    traffic.sane()
+    cached = traffic.core.all_mamba_values_flatten().numel()
+    assert cached + traffic.state_pool.available_size() == traffic.slots
+    kv = traffic.core.all_values_flatten().numel()
+    assert kv + traffic.allocator.available_size() == traffic.kv_tokens
+
+
+def ended(traffic: Traffic) -> bool:
+    """Whether the plugin's part ended by one error, not more."""
+    advisor = traffic.core.advisor
+    return (advisor.active, advisor.anomalies) == (False, 1)
+
+
+@both_cores
+@pytest.mark.parametrize("late", [False, True])
+def test_with_lru_nothing_changes_at_all(failing, core, late):
+    failing(late)
+    with plugin(policy="lru"):
+        led = Traffic(core, **SIZES)
+    alone = Traffic(core, **SIZES)
+    for operation in operations(SEED, 150):
+        assert perform(led, operation) == perform(alone, operation)
+        assert led.state_slots() == alone.state_slots()
+        no_slot_is_lost(led)
+    assert ended(led)
+
+
+@both_cores
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("pool", ["active", "int8"])
+def test_with_gds_eviction_goes_on(failing, core, late, pool):
+    failing(late)
+    int8 = {"int8": True, "int8_slots": SIZES["slots"]} if pool == "int8" else {}
+    with plugin(policy="gds", **int8):
+        led = Traffic(core, **SIZES)
+    for operation in operations(SEED, 150):
+        perform(led, operation)
+        no_slot_is_lost(led)
+    assert ended(led)
+    assert led.run([7] * 100) is not None
+    assert led.hit([7] * 100) == 100
+
+
+@both_cores
+@pytest.mark.parametrize("write", WRITE_POLICIES)
+def test_with_a_host_tier_eviction_goes_on(failing, core, write):
+    failing(False)
+    with plugin(policy="gds"):
+        led = HostTraffic(core, write, ratio=0.4, **SIZES)
+        for operation in host_operations(SEED, 150):
+            perform(led, operation)
+            no_slot_is_lost(led)
+    assert ended(led)
+
+
+@both_cores
+def test_a_flush_starts_the_index_again(failing, core):
+    failing(False)
+    with plugin(policy="gds"):
+        led = Traffic(core, **SIZES)
+    for operation in operations(SEED, 150):
+        perform(led, operation)
+    assert ended(led)
+    led.flush()
+    assert led.core.advisor.active
+    led.run([7] * 100)
+    assert len(led.core.advisor.book) == 1
+
+
+@pytest.mark.parametrize("where", ["a fork", "a path"])
+def test_a_state_that_is_gone_unseen_does_not_stop_the_rust_core(where, caplog):
+    """The walk is to lock it, and SGLang answers with a `KeyError`: SGLang's own step goes on."""
+    caplog.set_level(logging.CRITICAL, "statecache.sglang")
+    with plugin(policy="gds"):
+        led = Traffic("rust", **SIZES)
+    led.run([1] * 10)
+    led.run([2])
+    led.run([2] * 20)
+    if where == "a fork":
+        led.run([2] + [3] * 20)
+    inner = led.match([2]).best_match_node
+    book, core = led.core.advisor.book, led.core
+    unknown = 1_000_000
+    core._native_order = {unknown: None, **core._native_order}
+    book.above = lambda _state: [unknown]
+    held = len(led.state_slots())
+    assert book.priority(inner) == min(map(book.priority, book.states()))
+    assert led.evict(states=1) == 1
+    assert len(led.state_slots()) == held - 1
+    no_slot_is_lost(led)
+    assert ended(led)
+    assert led.evict(states=10) == held - 1
+    no_slot_is_lost(led)
