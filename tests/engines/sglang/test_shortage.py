@@ -1,7 +1,7 @@
 """Every state slot in use: the step is skipped, the request goes on or waits, nothing leaks."""
 
 import pytest
-from cache_layer import CORES, Traffic, plugin
+from cache_layer import CORES, MAMBA, Traffic, plugin
 from scheduled import admit, request
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 
@@ -90,6 +90,31 @@ def test_a_matched_state_does_not_make_room_for_its_own_copy(core):
     traffic.check()
 
 
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("by", ["lock", "pin"])
+def test_a_leaf_whose_kv_alone_is_locked_loses_its_state_only(core, by):
+    """As with SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK; the Rust core dies if asked for such a leaf."""
+    with plugin(policy="gds"):
+        traffic = Traffic(core, slots=SLOTS)
+    tokens = pinned(0)
+    traffic.run(tokens)
+    node = traffic.match(tokens).best_match_node
+    if by == "lock":
+        lock = traffic.cache.inc_lock_ref(node, (MAMBA,)).to_dec_params()
+    else:
+        traffic.core.inc_full_pin(node)
+    assert traffic.evict(states=1) == 1
+    assert traffic.state_slots() == []
+    assert traffic.core.all_values_flatten().numel() == len(tokens)
+    if by == "lock":
+        traffic.cache.dec_lock_ref(node, lock)
+    else:
+        traffic.core.dec_full_pin(node)
+    assert traffic.evict(kv_tokens=len(tokens)) == 0
+    traffic.check()
+    assert traffic.core.all_values_flatten().numel() == 0
+
+
 def adder(traffic: Traffic) -> PrefillAdder:
     return PrefillAdder(
         page_size=1,
@@ -137,7 +162,7 @@ def test_c_requests_of_one_batch_share_what_is_left():
 
 
 def test_c_slots_set_aside_for_a_batch_can_still_be_had():
-    """SGLang sets one aside for each waiting request while it admits them: two of the last three."""
+    """SGLang sets some aside for the requests it admits in one go: here two of the last three."""
     with plugin(policy="gds"):
         traffic = Traffic("rust", slots=SLOTS, extra_buffer=True)
         fill_with_pinned(traffic, SLOTS - 3)
