@@ -79,15 +79,15 @@ std::string_view bytes_of(PyObject* key) {
 // one block, or a dict of several by number.
 class Pool final : public statecache::BlockCache {
  public:
-  Pool(py::list blocks, py::dict cached, const std::string& hash_name)
-      : blocks(std::move(blocks)),
+  Pool(const py::list& blocks, py::dict cached, const std::string& hash_name)
+      : blocks(blocks),
         cached(std::move(cached)),
         hash_(type_of(this->blocks), hash_name),
         id_(type_of(this->blocks), "block_id") {}
 
   size_t size() const { return blocks.size(); }
   PyObject* operator[](Block block) const {
-    return PyList_GET_ITEM(blocks.ptr(), static_cast<Py_ssize_t>(block));
+    return PyTuple_GET_ITEM(blocks.ptr(), static_cast<Py_ssize_t>(block));
   }
   Block number(PyObject* block) const {
     const py::object id = id_(block);
@@ -124,11 +124,11 @@ class Pool final : public statecache::BlockCache {
     for (size_t at = 0; at < numbers.size(); ++at) look_up(numbers[at], keys_[at], seen[at], first);
   }
 
-  py::list blocks;
+  py::tuple blocks;  // a copy: whatever becomes of the list, no block that is queued goes away
   py::dict cached, apart;
 
  private:
-  static py::object type_of(const py::list& blocks) {
+  static py::object type_of(const py::tuple& blocks) {
     if (blocks.empty()) throw py::value_error("a pool without blocks");
     return py::type::of(blocks[0]);
   }
@@ -163,22 +163,25 @@ struct Queue {
   virtual BlockQueue& order() = 0;
   // The queue is done with the call: what a listener raises is reported and cannot undo it.
   static void tell(const py::object& listener, const py::object& what) {
-    if (!PyObject_CallOneArg(listener.ptr(), what.ptr())) PyErr_WriteUnraisable(listener.ptr());
+    const auto answer =
+        py::reinterpret_steal<py::object>(PyObject_CallOneArg(listener.ptr(), what.ptr()));
+    if (!answer) PyErr_WriteUnraisable(listener.ptr());
   }
 
   std::vector<Block> take(size_t n) {
+    order().require_free_blocks(n);
     std::vector<Block> taken(n);
-    last.clear();
+    std::vector<Block> last;  // of this call only: a listener may take blocks, too
     order().take(taken, last);
-    if (!lost.is_none()) {
-      for (const Block block : last) tell(lost, pool.key(block));
+    if (!lost.is_none() && !last.empty()) {
+      const py::object listener = lost;  // which may put another one in its place
+      for (const Block block : last) tell(listener, pool.key(block));
     }
     return taken;
   }
 
   Pool pool;
   py::object lost = py::none();
-  std::vector<Block> last;
 };
 
 struct Stock final : Queue {

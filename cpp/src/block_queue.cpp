@@ -61,23 +61,26 @@ std::vector<Block> BlockQueue::in_order(Block cursor) const {
   return all;
 }
 
+void BlockQueue::require_free_blocks(size_t n) const {
+  if (n <= free_) return;
+  throw std::invalid_argument(std::to_string(n) + " blocks asked for, " + std::to_string(free_) +
+                              " are free");
+}
+
 void BlockQueue::take(std::span<Block> out, std::vector<Block>& lost) {
-  if (out.size() > free_) {
-    throw std::invalid_argument(std::to_string(out.size()) + " blocks asked for, " +
-                                std::to_string(free_) + " are free");
-  }
+  require_free_blocks(out.size());
   // Which blocks go does not depend on what the cache says of them.
   from_.clear();
-  for (Block& block : out) {
-    block = next();
-    from_.push_back(lists_.list_of(block));
-    lists_.erase(block);
-  }
   seen_.assign(out.size(), {});
   try {
+    for (Block& block : out) {
+      block = next();
+      from_.push_back(lists_.list_of(block));
+      lists_.erase(block);
+    }
     cache_.look_up(out, seen_, false);
   } catch (...) {
-    for (size_t at = out.size(); at-- > 0;) lists_.push_front(kFree, out[at]);
+    for (size_t at = from_.size(); at-- > 0;) lists_.push_front(kFree, out[at]);
     throw;
   }
   free_ -= out.size();

@@ -185,7 +185,8 @@ BlockLists::List ReuseQueue::place_of_copy(Block block, const CachedBlock& seen,
   Family& family = families_[number];
   if (first_is_free && known == kNoFamily) {
     lists_[seen.first].note = number;
-    if (lists_.list_of(seen.first) == kFree) {
+    // One main block at most, even if the cache took out a key without a word.
+    if (lists_.list_of(seen.first) == kFree || family.main != kNoBlock) {
       ++family.copies;
     } else {
       family.main = seen.first;

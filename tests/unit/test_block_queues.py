@@ -1,6 +1,7 @@
 """The block orders on traces small enough to follow by hand."""
 
 import gc
+import random
 import weakref
 
 import pytest
@@ -233,6 +234,60 @@ def test_blocks_are_handed_out_whatever_the_listener_does():
     assert [b.block_id for b in pool.allocate(2)] == [1, 0]
 
 
+def test_what_a_listener_returns_is_let_go_and_it_may_take_blocks():
+    """Blocks 0 to 2 go and are told one by one; the first time the listener takes the other two."""
+
+    class Answer:
+        pass
+
+    pool, answers, told = stock(5), [], []
+    cached(pool, b"5kv", b"4kv", b"3kv", b"2kv", b"1kv")
+
+    def listener(key):
+        told.append(key)
+        if pool.queue.num_free_blocks:
+            pool.queue.popleft_n(2)
+        answers.append(weakref.ref(made := Answer()))
+        return made
+
+    pool.queue.lost = listener
+    pool.queue.popleft_n(3)
+    assert told == [b"1kv", b"4kv", b"5kv", b"2kv", b"3kv"]
+    assert [answer() for answer in answers] == [None] * 5
+
+
+def test_a_list_of_blocks_that_is_changed_changes_no_queue():
+    pool = stock(3)
+    blocks = list(pool.blocks)
+    pool.blocks.clear()
+    assert pool.queue.popleft_n(3) == blocks
+
+
+def test_more_blocks_than_memory_holds_are_refused_like_any_others():
+    pool = stock(1)
+    for n in (2**40, 2**63):
+        with pytest.raises(ValueError, match=f"{n} blocks asked for, 1 are free"):
+            pool.queue.popleft_n(n)
+
+
+def test_a_cache_that_drops_keys_without_a_word_stops_no_queue():
+    """What is a copy of what is then wrong; every block still comes back once."""
+    rng = random.Random(0)
+    pool = reuse(4)
+    keys, used = [b"1kv", b"2kv", b"3kv"], []
+    for _ in range(5_000):
+        if used and rng.random() < 0.5:
+            for key in keys:
+                some = rng.sample(pool.blocks, rng.randint(1, 4))
+                pool.cached[key] = {block.block_id: block for block in some}
+            pool.queue.append(used.pop(rng.randrange(len(used))))
+        elif len(used) < 4:
+            block = pool.queue.popleft()
+            block.block_hash = rng.choice(keys)
+            used.append(block)
+        assert len(set(order(pool))) == pool.queue.num_free_blocks == 4 - len(used)
+
+
 def test_blocks_behind_a_cursor():
     pool = reuse(4)
     cached(pool, b"1kv", b"2kv")
@@ -261,6 +316,18 @@ def test_gds_tells_which_states_it_has_dropped():
     pool.reset()
     assert pool.queue.take_gone() == [10]
     assert len(index) == 0
+
+
+def test_gds_with_a_state_in_the_index_that_it_was_not_told_of_changes_nothing():
+    index = StateIndex()
+    pool = pool_of(3, GdsQueue, index, [b"a", b"b"])
+    cached(pool, b"1kv")
+    index.insert(10, 100)
+    before = order(pool)
+    with pytest.raises(KeyError):
+        pool.queue.popleft_n(3)
+    assert order(pool) == before == [1, 2, 0]
+    assert pool.queue.num_free_blocks == 3
 
 
 @pytest.mark.parametrize("make", [reuse, stock, gds])

@@ -103,6 +103,9 @@ class BlockQueue {
   size_t free_blocks() const { return free_; }
   bool is_free(Block block) const;
 
+  // Throws std::invalid_argument if fewer than `n` blocks are free.
+  void require_free_blocks(size_t n) const;
+
   // Every free block, roughly in the order in which they would go; those behind `cursor`, if one
   // is given, which must be free. O(n).
   std::vector<Block> in_order(Block cursor = kNoBlock) const;

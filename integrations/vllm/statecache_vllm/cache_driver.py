@@ -72,10 +72,6 @@ def play(job: Job) -> Played:
 
 def _plugin(arm: Arm, block: int) -> dict[str, Any] | None:
     """Return the settings of the plugin by name; None for vLLM alone."""
-    from statecache_vllm.chunks import end_chunks_at
-    from statecache_vllm.guard import Guard
-
-    end_chunks_at(0, Guard())  # what the arm before asked for is the process's
     if arm.policy == "stock":
         return None
     each = BLOCK_TOKENS // block

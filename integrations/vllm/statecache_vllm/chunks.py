@@ -14,13 +14,11 @@ from typing import Any
 from statecache.errors import SettingsError
 from statecache.settings import Settings, flag_of
 from statecache_vllm.guard import Guard
-from statecache_vllm.seams import SplitPatch
+from statecache_vllm.seams import patch_split, planner_of
 
-__all__ = ["check_interval", "clip", "end_chunks_at", "settle_interval"]
+__all__ = ["check_interval", "clip", "end_chunks", "settle_interval"]
 
 _DEFAULT_INTERVAL = 8192
-
-_patch: SplitPatch | None = None
 
 
 def check_interval(settings: Settings, block: int) -> None:
@@ -64,18 +62,12 @@ def clip(start: int, tokens: int, interval: int) -> int:
     return boundary - start if boundary < start + tokens else tokens
 
 
-def end_chunks_at(interval: int, guard: Guard) -> None:
-    """Have the schedulers of this process end prefill chunks at multiples of `interval`."""
-    global _patch
-    if _patch is not None:
-        _patch.remove()
-        _patch = None
-    if interval:
-        _patch = SplitPatch(_around(interval, guard))
-        _patch.install()
+def end_chunks(interval: int, guard: Guard) -> Callable[[int, Any, int], int]:
+    """Return what ends the prefill chunks of one scheduler at multiples of `interval`.
 
+    It takes the tokens that vLLM would compute, the request, and how many were found for it.
+    """
 
-def _around(interval: int, guard: Guard) -> Callable[..., int]:
     def end(tokens: int, request: Any, found: int) -> int:
         start = int(request.num_computed_tokens) + found
         if start >= max(request.num_prompt_tokens, request.num_tokens - 1):
@@ -85,18 +77,21 @@ def _around(interval: int, guard: Guard) -> Callable[..., int]:
     def as_it_was(tokens: int, *_: object) -> int:
         return tokens
 
-    guarded_end = guard.wrap(end, as_it_was)
+    if not interval:
+        return as_it_was
+    patch_split(_split)
+    return guard.wrap(end, as_it_was)
 
-    def split(
-        original: Callable[..., int],
-        scheduler: Any,
-        request: Any,
-        num_new_tokens: int,
-        num_new_local_computed_tokens: int = 0,
-        num_external_computed_tokens: int = 0,
-    ) -> int:
-        found = (num_new_local_computed_tokens, num_external_computed_tokens)
-        tokens = original(scheduler, request, num_new_tokens, *found)
-        return guarded_end(tokens, request, sum(found))
 
-    return split
+def _split(
+    original: Callable[..., int],
+    scheduler: Any,
+    request: Any,
+    num_new_tokens: int,
+    num_new_local_computed_tokens: int = 0,
+    num_external_computed_tokens: int = 0,
+) -> int:
+    found = (num_new_local_computed_tokens, num_external_computed_tokens)
+    tokens = original(scheduler, request, num_new_tokens, *found)
+    planner = planner_of(scheduler)  # None in an engine without the plugin, in the same process
+    return tokens if planner is None else int(planner.end_chunk(tokens, request, sum(found)))

@@ -42,6 +42,7 @@ def configure(settings: Settings, engine_args: Any, create: Callable[[], Any]) -
     if not config.model_config.is_hybrid:
         _log.warning("statecache: this model caches no recurrent states; nothing was changed")
         return create()
+    refusals.refuse_config(config)
     _check(config)
     _log.info(
         "statecache: block order %s, checkpoints %s, policy %s, vLLM %s",

@@ -11,7 +11,7 @@ from statecache.settings import Settings
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_book import CheckpointBook
 from statecache_vllm.checkpoint_memory import pool_slots
-from statecache_vllm.chunks import end_chunks_at, settle_interval
+from statecache_vllm.chunks import end_chunks, settle_interval
 from statecache_vllm.gds_queue import GdsQueue
 from statecache_vllm.guard import Guard, GuardedQueue, guarded_touch, vllms_own_queue
 
@@ -40,7 +40,7 @@ class Planner:
                 )
             self._slots = pool_slots(settings, vllm_config, kv_cache_config)
         self._interval = settle_interval(settings, vllm_config.cache_config, kv_cache_config)
-        end_chunks_at(self._interval, self.guard)
+        self.end_chunk = end_chunks(self._interval, self.guard)
         self.queue: BlockQueue | None = None
         self.book: CheckpointBook | None = None
         self._requests: dict[str, Any] = {}

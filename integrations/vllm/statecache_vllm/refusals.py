@@ -18,6 +18,7 @@ vLLM 0.32 does then and because no such pair can be tried on a CPU:
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,21 @@ def refuse(engine_args: Any, *, pool: bool) -> None:
         raise not_supported("--no-enable-prefix-caching (nothing would be cached)")
     if pool and engine_args.worker_cls != "auto":
         raise not_supported("--worker-cls beside a checkpoint pool")
+
+
+# As above, by what vLLM made of all its flags, of the model and of the environment: it also takes
+# --spec-method, models that bring their own draft, and VLLM_DP_SIZE.
+_IN_CONFIG = {
+    "speculative_config": (_given, REFUSED["speculative_config"][1]),
+    "parallel_config.data_parallel_size": (_above_one, REFUSED["data_parallel_size"][1]),
+}
+
+
+def refuse_config(config: Any) -> None:
+    """Raise `SettingsError` if vLLM's configuration holds something that is not supported."""
+    for path, (asked_for, name) in _IN_CONFIG.items():
+        if asked_for(operator.attrgetter(path)(config)):
+            raise not_supported(name)
 
 
 def not_supported(name: str) -> SettingsError:

@@ -16,7 +16,6 @@ from statecache_vllm import names as at
 
 __all__ = [
     "BLOCK_HASH",
-    "SplitPatch",
     "cached_blocks",
     "connect",
     "connector_bases",
@@ -28,7 +27,9 @@ __all__ = [
     "key_of",
     "kv_blocks",
     "load",
+    "patch_split",
     "plain_hash",
+    "planner_of",
     "rebuilt_queue",
     "share_log",
     "state_tensors",
@@ -261,24 +262,23 @@ def state_tensors(vllm_config: Any, layers: Sequence[str]) -> list[list[Any]]:
     return [list(context[name].kv_cache) for name in layers]
 
 
-class SplitPatch:
-    """Puts a wrapper around `Scheduler._mamba_block_aligned_split`, and takes it off again."""
+def planner_of(scheduler: Any) -> Any:
+    """Return the plugin's half in this scheduler, None if it has none."""
+    return getattr(scheduler.connector, "planner", None)
 
-    def __init__(self, around: Callable[..., int]) -> None:
-        self._owner: Any = load(at.SCHEDULER).Scheduler
-        self._original = self._owner._mamba_block_aligned_split  # noqa: SLF001
-        self._around = around
 
-    def install(self) -> None:
-        """Put it on."""
-        original, around = self._original, self._around
+def patch_split(around: Callable[..., int]) -> None:
+    """Put a wrapper around `Scheduler._mamba_block_aligned_split`, once in a process.
 
-        @functools.wraps(original)
-        def split(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> int:
-            return around(original, scheduler, request, *args, **kwargs)
+    It is called for every scheduler there will be, those of engines without the plugin, too.
+    """
+    owner: Any = load(at.SCHEDULER).Scheduler
+    original = owner._mamba_block_aligned_split  # noqa: SLF001
+    if getattr(original, "__wrapped__", None) is not None:
+        return
 
-        self._owner._mamba_block_aligned_split = split  # noqa: SLF001
+    @functools.wraps(original)
+    def split(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> int:
+        return around(original, scheduler, request, *args, **kwargs)
 
-    def remove(self) -> None:
-        """Take it off."""
-        self._owner._mamba_block_aligned_split = self._original  # noqa: SLF001
+    owner._mamba_block_aligned_split = split  # noqa: SLF001

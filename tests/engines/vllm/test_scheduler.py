@@ -127,6 +127,19 @@ def test_chunks_end_where_the_interval_wants_a_state(model):
     assert run.ask(prompt[:200] + words(random.Random(1), 50)) == 192
 
 
+def test_the_chunks_of_an_engine_are_not_those_of_the_one_before_it(model):
+    """In one process: with an interval, without the plugin, and the first one again."""
+    prompt = words(random.Random(0), 200)
+    first = Run(model, blocks=100, plugin={"checkpoint_interval": 64})
+    off = Run(model, blocks=100)
+    coarse = Run(model, blocks=100, plugin={"checkpoint_interval": 128})
+    for run in (first, off, coarse):
+        run.ask(prompt)
+    assert first.chunk_ends["r1"] == [64, 128, 192, 200]
+    assert off.chunk_ends["r1"] == [192, 200]
+    assert coarse.chunk_ends["r1"] == [128, 192, 200]
+
+
 def pressed(run, prompt):
     """The prompt, and again when the blocks of its states are gone and those of its KV are not."""
     run.ask(prompt)

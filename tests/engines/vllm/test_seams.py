@@ -163,6 +163,23 @@ def test_what_is_not_supported_stops_with_one_line(model, field):
 
 
 @pytest.mark.parametrize(
+    ("flags", "environment", "name"),
+    [
+        ({"spec_method": "ngram", "spec_tokens": 2}, {}, "speculative decoding"),
+        ({}, {"VLLM_DP_SIZE": "2"}, "data parallelism"),
+    ],
+)
+def test_what_is_asked_for_in_another_way_is_refused_too(
+    monkeypatch, model, flags, environment, name
+):
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    engine_args = EngineArgs(model=str(model), block_size=32, additional_config=ON, **flags)
+    with pytest.raises(SystemExit, match=f"statecache: {name} .* is not supported with"):
+        engine_args.create_engine_config()
+
+
+@pytest.mark.parametrize(
     ("connector", "takes_groups"),
     [
         *((f"{name}Connector", True) for name in ("Offloading", "SimpleCPUOffload", "DecodeBench")),
