@@ -13,6 +13,7 @@ from statecache.ab.core import CoreDriver
 from statecache.ab.records import Played, Run, run_of
 from statecache.ab.statistics import Pair
 from statecache.ab.workloads import Workload
+from statecache.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -151,6 +152,8 @@ class Bench:
                 played[arm.name] = self._engine(arm).play(arm, prompts)
             except ArmError as error:
                 played[arm.name] = error
+            except SettingsError as error:  # it had to be started again, and could not be
+                played[arm.name] = ArmError(str(error))
         return played
 
     def _engine(self, arm: Arm) -> EngineProcess:
