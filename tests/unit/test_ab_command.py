@@ -115,6 +115,11 @@ BAD = {
     "chunk": (["--arm", "a:chunk=1000"], "arm a: chunk 1000 is no multiple of 512"),
     "running": (["--arm", "a:slots=10,running=2"], "arm a: 2 running requests need 10 slots"),
     "no kv": (["--arm", "a:engine=vllm"], "arm a: kv_tokens must be 512 or more here"),
+    "blocks": (["--arm", "a:engine=vllm,kv_tokens=512,state_blocks=2"], "takes 3 blocks in vllm"),
+    "part": (
+        ["--arm", "a:pool=shared,policy=stock,kv_tokens=512,state_blocks=1.5"],
+        "arm a: state_blocks 1.5 is no whole number",
+    ),
     "cost": (["--arm", "a:cost=0,0"], "arm a: cost cannot be '0,0'"),
     "baseline": (["--arm", "a:", "--arm", "b:baseline=c"], "arm b: baseline 'c' is no arm"),
     "workload": ([*ARMS, "--workload", "chat"], "--workload: unknown kind 'chat'"),

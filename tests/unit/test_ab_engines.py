@@ -98,6 +98,27 @@ def test_the_other_arms_go_on_and_no_process_is_left(tmp_path: Path) -> None:
         assert not Path(f"/proc/{pid}").exists()
 
 
+def test_an_engine_that_cannot_be_started_again_is_left_out(tmp_path: Path) -> None:
+    """It starts once and dies; the second arm on it then finds no engine."""
+    python = engine(
+        tmp_path,
+        f"[ -e once ] && {{ echo full >&2; exit 4; }}; touch once; {HELLO}; read job; exit 3",
+    )
+    bad = f"engine=sglang,kv_tokens=512,python={python}"
+    done = run(
+        *("ab", "--arm", "a:", "--arm", "b:slots=1", "--arm", f"c:{bad}", "--arm", f"d:{bad}"),
+        *("--workload", "agent:sessions=2,turns=2", "-o", "out"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0
+    result = json.loads((tmp_path / "out" / "result.json").read_bytes())
+    assert [(one["arm"], one["reason"].partition(":")[0]) for one in result["failures"]] == [
+        ("c", "ended with status 3"),
+        ("d", "sglang"),
+    ]
+    assert {one["arm"] for one in result["comparisons"]} == {"b"}
+
+
 def test_an_interrupt_ends_the_engines(tmp_path: Path) -> None:
     python = engine(tmp_path, f"echo $$ > pid; {HELLO}; sleep 1000")
     process = subprocess.Popen(

@@ -81,6 +81,10 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise self.error(f"chunk {self.chunk} is no multiple of {BLOCK_TOKENS}")
         if self.kv_tokens < BLOCK_TOKENS and (self.kv_tokens or self._needs_kv):
             raise self.error(f"kv_tokens must be {BLOCK_TOKENS} or more here")
+        if self.engine == "vllm" and self.state_blocks != 3:
+            raise self.error("a state takes 3 blocks in vllm: leave state_blocks out")
+        if self.pool == "shared" and self.state_blocks != int(self.state_blocks):
+            raise self.error(f"state_blocks {self.state_blocks:g} is no whole number")
         if self.free_slots < 1:
             raise self.error(
                 f"{self.running} running requests need {self.running * self.slots_a_request}"

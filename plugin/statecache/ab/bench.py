@@ -13,12 +13,10 @@ from statecache.ab.core import CoreDriver
 from statecache.ab.records import Played, Run, run_of
 from statecache.ab.statistics import Pair
 from statecache.ab.workloads import Workload
-from statecache.plan import PrefixTree
+from statecache.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from statecache.trace import Trace
 
 __all__ = ["Bench", "Cell", "Failure", "Trial"]
 
@@ -89,6 +87,7 @@ class Bench:
         self.versions: dict[str, str] = {}
         self._trial = trial
         self._engines: dict[tuple[str, str | None], EngineProcess] = {}
+        self._last: tuple[Workload, int, CoreDriver] | None = None
         self._pool = ThreadPoolExecutor(max_workers=4)
         try:
             for cell in trial.cells:
@@ -109,25 +108,23 @@ class Bench:
         """Play the runs of all cells, seed by seed and arm by arm: A B A B."""
         for cell in self._trial.cells:
             for seed in self._trial.seeds(cell):
-                trace = cell.workload.trace(seed)
-                warm_up = int(self._trial.warm_up * len(trace.requests))
-                for arm, played in self._play_all(cell, trace):
+                core = self._core(cell.workload, seed)
+                warm_up = int(self._trial.warm_up * len(core.prompts))
+                for arm, played in self._play_all(cell, core):
                     seen = seed if cell.workload.seeded else None
                     yield run_of(cell.name, arm, seen, played, warm_up, arm.cost_model()), played
 
-    def _play_all(self, cell: Cell, trace: Trace) -> Iterator[tuple[Arm, Played]]:
+    def _play_all(self, cell: Cell, core: CoreDriver) -> Iterator[tuple[Arm, Played]]:
         """Play each arm once; engines and the replay work side by side, results come in order."""
         failed = {(one.cell, one.arm) for one in self.failures}
         arms = [arm for arm in cell.arms if (cell.name, arm.name) not in failed]
-        prompts = PrefixTree.of(trace).paths
         by_engine: dict[tuple[str, str | None], list[Arm]] = {}
         for arm in arms:
             if arm.driver == "cache":
                 by_engine.setdefault((arm.engine, arm.python), []).append(arm)
         waiting = [
-            self._pool.submit(self._play_each, group, prompts) for group in by_engine.values()
+            self._pool.submit(self._play_each, group, core.prompts) for group in by_engine.values()
         ]
-        core = CoreDriver(trace)
         played: dict[str, Played | ArmError] = {
             arm.name: core.play(arm) for arm in arms if arm.driver == "core"
         }
@@ -140,6 +137,12 @@ class Bench:
             else:
                 yield arm, found
 
+    def _core(self, workload: Workload, seed: int) -> CoreDriver:
+        """Return the driver of a workload; cells that follow each other may share it."""
+        if self._last is None or self._last[:2] != (workload, seed):
+            self._last = (workload, seed, CoreDriver(workload.trace(seed)))
+        return self._last[2]
+
     def _play_each(
         self, arms: Sequence[Arm], prompts: list[list[int]]
     ) -> dict[str, Played | ArmError]:
@@ -149,6 +152,8 @@ class Bench:
                 played[arm.name] = self._engine(arm).play(arm, prompts)
             except ArmError as error:
                 played[arm.name] = error
+            except SettingsError as error:  # it had to be started again, and could not be
+                played[arm.name] = ArmError(str(error))
         return played
 
     def _engine(self, arm: Arm) -> EngineProcess:

@@ -114,9 +114,8 @@ def _run(trial: Trial, folder: Path) -> None:
     _make_folder(folder)
     for name in (_REQUESTS, _RESULT, _PAGE):
         check_output("--output", folder / name)
-    for cell in trial.cells:  # a bad trace is said before an engine starts
-        if not cell.workload.seeded:
-            cell.workload.trace(trial.seed)
+    for workload in {cell.workload for cell in trial.cells if cell.workload.kind == "trace"}:
+        workload.trace(trial.seed)  # a bad trace is said before an engine starts
     runs: list[Run] = []
     bench = Bench(trial)
     ended: BaseException | None = None

@@ -27,6 +27,11 @@ class CoreDriver:
         self._timelines: dict[int, KvTimeline] = {}
         self._plans: dict[tuple[int, str, int], Plan] = {}
 
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The prompts as lists of blocks, which are equal only where prefixes agree."""
+        return self._tree.paths
+
     def play(self, arm: Arm) -> Played:
         """Serve the workload's requests one after the other."""
         if arm.pool == "shared":

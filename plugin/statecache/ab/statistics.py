@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -74,11 +75,9 @@ class _Tested(msgspec.Struct):
 
 
 def check_installed() -> None:
-    """Raise `SettingsError` if scipy is missing."""
-    try:
-        import scipy.stats  # noqa: F401
-    except ImportError as error:
-        raise SettingsError("ab: scipy is not installed: pip install 'statecache[ab]'") from error
+    """Raise `SettingsError` if scipy is missing. It is not imported yet: that takes a second."""
+    if find_spec("scipy") is None:
+        raise SettingsError("ab: scipy is not installed: pip install 'statecache[ab]'")
 
 
 def least_repeats(comparisons: int) -> int:

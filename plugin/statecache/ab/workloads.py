@@ -54,6 +54,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for field, default in defaults.items():
             if field not in applies and getattr(self, field) != default:
                 raise SettingsError(f"{field} is no setting of {self.kind}")
+        if self.kind == "agent":  # each checks its sizes
+            AgentWorkload(self.sessions, self.turns)
+        elif self.kind != "trace":
+            self._prefixes(0)
 
     @property
     def seeded(self) -> bool:
