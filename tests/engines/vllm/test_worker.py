@@ -1,4 +1,4 @@
-"""The worker's half without an engine: which state goes where, when, and how much memory is left."""
+"""The worker's half without an engine: which state goes where, when, and what memory is left."""
 
 import types
 
@@ -39,7 +39,7 @@ class FakeBase:
 @pytest.fixture(params=["CpuCheckpointWorker", "CheckpointWorker"])
 def fake(monkeypatch, request):
     log = []
-    monkeypatch.setattr(seams, "worker_base", lambda *, cpu: FakeBase)
+    monkeypatch.setattr(seams, "worker_base", lambda **_: FakeBase)
     group = types.SimpleNamespace(restore=log.append)
     monkeypatch.setattr(seams, "transfer_group", lambda: group)
     worker._worker.cache_clear()
