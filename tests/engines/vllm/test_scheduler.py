@@ -7,6 +7,8 @@ from scheduled import Run, traffic, without_states, words
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from vllm.v1.request import RequestStatus
 
+from statecache._blocks import ReuseQueue
+
 ORDERS = ["stock", "reuse", "gds"]
 POOL = {"checkpoints": "native", "checkpoint_slots": 64}
 PLUGINS = {
@@ -287,3 +289,45 @@ def test_a_reset_in_the_middle_of_a_step_leaves_no_state(model, order):
     assert run.shadow.resumed == 0
     assert len(run.planner.book) == 1  # computed again, with the new weights
     run.check()
+
+
+def heard_by_the_order(monkeypatch):
+    """What a `ReuseQueue` is told: ids of hit blocks, missing keys, whose blocks come next."""
+    heard = {"mark_proven": [], "looked_up": [], "fresh_is_proven": []}
+
+    def listening(name, original, note):
+        def call(queue, what):
+            heard[name].append(note(what))
+            return original(queue, what)
+
+        return call
+
+    for name, note in (
+        ("mark_proven", lambda blocks: [block.block_id for block in blocks]),
+        ("looked_up", len),
+    ):
+        listener = listening(name, getattr(ReuseQueue, name), note)
+        monkeypatch.setattr(ReuseQueue, name, listener)
+    fresh = ReuseQueue.fresh_is_proven
+    listener = listening("fresh_is_proven", fresh.fset, bool)
+    monkeypatch.setattr(ReuseQueue, "fresh_is_proven", property(fresh.fget, listener))
+    return heard
+
+
+def test_the_order_reuse_hears_of_hits_and_of_what_is_missing(monkeypatch, model):
+    """Blocks of 16: ten asked for, then the same and one more, then again after pressure."""
+    heard = heard_by_the_order(monkeypatch)
+    one = Run(model, blocks=40, plugin={})
+    prompt = words(random.Random(5), 161)
+    assert one.ask(prompt) == 0
+    assert True not in heard["fresh_is_proven"]
+    assert one.ask([*prompt, *range(16)]) == 160
+    # Ten of eleven blocks were found, in the attention group and in the last of each state.
+    assert True in heard["fresh_is_proven"]
+    assert heard["fresh_is_proven"][-1] is False
+    assert sorted(len(hit) for hit in heard["mark_proven"] if hit) == [1, 1, 1, 10]
+    assert heard["looked_up"] == [0, 0]  # nothing had been dropped so far
+    for other in range(4):
+        one.ask(words(random.Random(10 + other), 320))
+    assert one.ask(prompt) == 0
+    assert heard["looked_up"][-1] == 10
