@@ -232,6 +232,11 @@ class Advisor:
             self._count("the state index failed; SGLang's own order takes over", traceback=True)
             return None
 
+    def give_up(self, what: str) -> None:
+        """Count something that must not happen, and let the engine decide from now on."""
+        self.active = False
+        self._count(f"{what}; SGLang's own order takes over", traceback=False)
+
     def anomaly(self, what: str) -> None:
         """Count something that must not happen; log the first one."""
         self._count(what, traceback=False)
