@@ -11,8 +11,9 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 _made = iter(range(1_000_000))
 
 
-def request(tokens: list[int]) -> Req:
-    made = Req(f"request-{next(_made)}", "", array("q", tokens), SamplingParams(max_new_tokens=1))
+def request(tokens: list[int], **more: str) -> Req:
+    sampling = SamplingParams(max_new_tokens=1)
+    made = Req(f"request-{next(_made)}", "", array("q", tokens), sampling, **more)
     made.sampling_params.normalize(None)
     return made
 
@@ -30,3 +31,11 @@ def admit(traffic: Traffic, tokens: list[int]) -> Req:
     row[:hit] = traffic.cache.path_device_indices(made.last_node)[:hit]
     row[hit : len(tokens)] = fresh.to(row.dtype)
     return made
+
+
+def finish(traffic: Traffic, req: Req, tokens: int) -> None:
+    """End a request: its state at `tokens` is cached, its lock and row are given back."""
+    req.finished_reason = object()
+    traffic.cache.checkpoint(req, up_to=tokens)
+    traffic.cache.unlock(req.lock)
+    traffic.requests.free(req)

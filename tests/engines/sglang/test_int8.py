@@ -3,7 +3,7 @@
 import pytest
 import torch
 from cache_layer import CORES, Traffic, plugin
-from scheduled import admit, request
+from scheduled import admit, finish, request
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from test_shortage import adder, ask, fill_with_pinned, pinned, skipped
@@ -27,14 +27,6 @@ def fill_state(traffic: Traffic, slot: int, seed: int) -> None:
     for tensor in (cache.temporal, *cache.conv):
         row = torch.randn(tensor[:, slot].shape, generator=made)
         tensor[:, slot] = row.to(tensor.dtype)
-
-
-def finish(traffic: Traffic, req, tokens: int) -> None:
-    """The request ends: its state goes to the tree, its slots come back."""
-    req.finished_reason = object()
-    traffic.cache.checkpoint(req, up_to=tokens)
-    traffic.cache.unlock(req.lock)
-    traffic.requests.free(req)
 
 
 def restore(traffic: Traffic, req) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 from cache_layer import CORES, Traffic, plugin
-from scheduled import admit
+from scheduled import admit, finish
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.managers.scheduler_components.invariant_checker import SchedulerInvariantChecker
 from sglang.srt.managers.scheduler_components.pool_stats_observer import SchedulerPoolStatsObserver
@@ -48,13 +48,6 @@ def checker_of(traffic: Traffic, running: list) -> SchedulerInvariantChecker:
 def state_check(traffic: Traffic, running: list | None = None) -> tuple[bool, str]:
     checker = checker_of(traffic, running or [])
     return checker._check_mamba_pool(checker.pool_stats_observer.get_pool_stats())
-
-
-def finish(traffic: Traffic, req, tokens: int) -> None:
-    req.finished_reason = object()
-    traffic.cache.checkpoint(req, up_to=tokens)
-    traffic.cache.unlock(req.lock)
-    traffic.requests.free(req)
 
 
 def after_some_requests(core: str) -> Traffic:

@@ -4,6 +4,7 @@ import random
 
 import pytest
 from cache_layer import CORES, Traffic, plugin
+from scheduled import admit, finish, request
 
 CHAIN_TOKENS, EVERY = 32_768, 2_048
 
@@ -80,6 +81,20 @@ def test_other_salt_or_extra_key_never_shares_a_state(core, space):
     assert traffic.hit(tokens, **space) == len(tokens)
     assert traffic.hit(tokens) == len(tokens)
     assert len(traffic.state_slots()) == 2
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_a_request_with_an_adapter_never_takes_the_state_of_one_without(core):
+    with plugin(policy="gds"):
+        traffic = Traffic(core)
+    tokens = list(range(40))
+    finish(traffic, admit(traffic, tokens), len(tokens))
+    prefixes = {}
+    for name in (None, "a"):
+        again = request([*tokens, 99], lora_id=name)
+        again.init_next_round_input(traffic.cache)
+        prefixes[name] = again.prefix_len
+    assert prefixes == {None: 40, "a": 0}
 
 
 @pytest.mark.parametrize("core", CORES)
