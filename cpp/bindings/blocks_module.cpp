@@ -172,8 +172,8 @@ struct Queue {
     order().require_free_blocks(n);
     std::vector<Block> taken(n);
     std::vector<Block> last;  // of this call only: a listener may take blocks, too
-    order().take(taken, last);
-    if (!lost.is_none() && !last.empty()) {
+    order().take(taken, lost.is_none() ? nullptr : &last);
+    if (!last.empty()) {
       const py::object listener = lost;  // which may put another one in its place
       for (const Block block : last) tell(listener, pool.key(block));
     }

@@ -67,34 +67,40 @@ void BlockQueue::require_free_blocks(size_t n) const {
                               " are free");
 }
 
-void BlockQueue::take(std::span<Block> out, std::vector<Block>& lost) {
+void BlockQueue::take(std::span<Block> out, std::vector<Block>* lost) {
   require_free_blocks(out.size());
   // Which blocks go does not depend on what the cache says of them.
   from_.clear();
-  seen_.assign(out.size(), {});
+  asked_.clear();
   try {
     for (Block& block : out) {
       block = next();
       from_.push_back(lists_.list_of(block));
       lists_.erase(block);
+      if (lost != nullptr || asks_of(from_.back())) asked_.push_back(block);
     }
-    cache_.look_up(out, seen_, false);
+    seen_.assign(asked_.size(), {});
+    cache_.look_up(asked_, seen_, false);
   } catch (...) {
     for (size_t at = from_.size(); at-- > 0;) lists_.push_front(kFree, out[at]);
     throw;
   }
   free_ -= out.size();
   going_.clear();
+  ++call_;
+  size_t answers = 0;
   for (size_t at = 0; at < out.size(); ++at) {
-    const bool last = is_last(seen_[at]);
-    handed_out(out[at], from_[at], seen_[at], last);
-    if (last) lost.push_back(out[at]);
+    const bool asked = answers < asked_.size() && asked_[answers] == out[at];
+    const CachedBlock seen = asked ? seen_[answers++] : CachedBlock{};
+    const bool last = is_last(out[at], seen);
+    handed_out(out[at], from_[at], seen, last);
+    if (last && lost != nullptr) lost->push_back(out[at]);
   }
 }
 
-bool BlockQueue::is_last(const CachedBlock& seen) {
+bool BlockQueue::is_last(Block block, const CachedBlock& seen) {
   if (seen.copies < 2) return seen.copies == 1;
-  return ++going_[seen.key] == seen.copies;
+  return ++going_[seen.key] + gone_unasked(block) == seen.copies;
 }
 
 void BlockQueue::append(std::span<const Block> blocks) {

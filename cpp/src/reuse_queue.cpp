@@ -138,8 +138,19 @@ void ReuseQueue::mark_proven(Block block) {
   lists_[block].marked = true;
 }
 
+uint32_t ReuseQueue::gone_unasked(Block block) const {
+  const Number number = lists_[block].note;
+  if (number == kNoFamily || families_[number].call != call_) return 0;
+  return families_[number].gone;
+}
+
 void ReuseQueue::handed_out(Block block, List from, const CachedBlock& seen, bool last) {
   ++handed_out_;
+  if (from == kCopies && seen.key.empty() && lists_[block].note != kNoFamily) {
+    Family& family = families_[lists_[block].note];
+    family.gone = family.call == call_ ? family.gone + 1 : 1;
+    family.call = call_;
+  }
   bool& proven = lists_[block].marked;
   if (last && from >= kProven && seen.key.ends_with(ending_)) {
     ghosts_.put(seen.key.substr(0, seen.key.size() - ending_.size()), proven, handed_out_);

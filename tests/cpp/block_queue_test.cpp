@@ -71,7 +71,7 @@ struct Pool {
   Blocks take(size_t n) {
     Blocks taken(n);
     lost.clear();
-    queue.take(taken, lost);
+    queue.take(taken, &lost);
     for (const Block block : taken) cache.clear(block);
     return taken;
   }
@@ -204,6 +204,27 @@ TEST(ReuseQueueTest, TheOlderKindGoes) {
   pool.cache.set(1, "3kv");
   pool.append({1});
   EXPECT_EQ(pool.take(1), Blocks{0});  // ages 2 and 1
+}
+
+TEST(ReuseQueueTest, OfCopiesTheCacheIsNotAskedIfNobodyListens) {
+  Pool<ReuseQueue> pool(3, "kv");
+  pool.cached({"1kv", "2kv"});
+  pool.queue.set_fresh_is_proven(true);
+  EXPECT_EQ(pool.take(1), Blocks{2});
+  pool.cache.set(2, "1kv");
+  pool.append({2});
+  EXPECT_EQ(pool.queue.in_order(), (Blocks{0, 2, 1}));  // a copy, a proven block, a fresh one
+  pool.cache.looks_left = 2;
+  Blocks taken(3);
+  pool.queue.take(taken, nullptr);
+  EXPECT_EQ(taken, (Blocks{0, 1, 2}));
+  EXPECT_EQ(pool.cache.looks_left, 0);
+  // Block 2 was the last one of its key, although the copy that went before it was not asked of:
+  // it is remembered, and being missed counts for proven blocks.
+  const std::vector<std::string_view> missing{"1"};
+  pool.queue.looked_up(missing);
+  for (int i = 0; i < 63; ++i) pool.queue.looked_up({});
+  EXPECT_EQ(pool.queue.ratio(), 1);
 }
 
 TEST(ReuseQueueTest, TheRatioFollowsWhatIsMissed) {

@@ -54,6 +54,7 @@ class BlockLists {
   size_t blocks() const { return blocks_; }
   List lists() const { return static_cast<List>(nodes_.size() - blocks_); }
   Node& operator[](Block block) { return nodes_[block]; }
+  const Node& operator[](Block block) const { return nodes_[block]; }
   List list_of(Block block) const { return nodes_[block].list; }
   // The first block of a list, kNoBlock when it is empty.
   Block front(List list) const { return block_at(nodes_[end_of(list)].next); }
@@ -111,8 +112,8 @@ class BlockQueue {
   std::vector<Block> in_order(Block cursor = kNoBlock) const;
 
   // Hands out as many blocks as fit into `out`. To `lost` it adds those that were the last one
-  // cached under their key.
-  void take(std::span<Block> out, std::vector<Block>& lost);
+  // cached under their key; nullptr if nobody wants to know, which saves asking the cache.
+  void take(std::span<Block> out, std::vector<Block>* lost);
 
   // Takes blocks back, in the order in which they should go.
   void append(std::span<const Block> blocks);
@@ -135,7 +136,12 @@ class BlockQueue {
   virtual void place(Block block, const CachedBlock& seen) = 0;
   // The block to hand out; there is one.
   virtual Block next() = 0;
-  // `block` has left the list `from` and is handed out; `last`: as the last one under its key.
+  // Whether handed_out() needs what the cache says of a block from `list`.
+  virtual bool asks_of(List) const { return true; }
+  // Blocks with the key of `block` that were handed out in this call without asking.
+  virtual uint32_t gone_unasked(Block) const { return 0; }
+  // `block` has left the list `from` and is handed out; `last`: as the last one under its key. Of a
+  // block that was not asked of, `seen` is empty and `last` false.
   virtual void handed_out(Block block, List from, const CachedBlock& seen, bool last) = 0;
   // `block` leaves its list, since it was hit, ...
   virtual void hit(Block block) = 0;
@@ -147,16 +153,18 @@ class BlockQueue {
   void require_block(Block block) const;
 
   BlockLists lists_;
+  uint64_t call_ = 0;  // of take()
 
  private:
   void require_free(Block block) const;
   void require_new(std::span<const Block> blocks);
-  bool is_last(const CachedBlock& seen);
+  bool is_last(Block block, const CachedBlock& seen);
 
   BlockCache& cache_;
   size_t free_ = 0;
   // Of the blocks of one call.
   std::vector<CachedBlock> seen_;
+  std::vector<Block> asked_;
   std::vector<List> from_;
   // Copies handed out in this call, which are in the cache still.
   std::unordered_map<std::string_view, uint32_t> going_;
@@ -170,6 +178,7 @@ class StockQueue final : public BlockQueue {
  private:
   void place(Block block, const CachedBlock& seen) override;
   Block next() override { return lists_.front(kFree); }
+  bool asks_of(List) const override { return false; }
   void handed_out(Block, List, const CachedBlock&, bool) override {}
   void hit(Block) override {}
   void emptied(Block) override {}

@@ -95,6 +95,9 @@ class ReuseQueue final : public BlockQueue {
     int64_t id = 0;
     uint32_t copies = 0;
     Block main = kNoBlock;
+    // Copies handed out without asking, and in which call.
+    uint32_t gone = 0;
+    uint64_t call = 0;
   };
   // In the node of a block: whether it is proven (`marked`), the clock when it was freed (`time`),
   // and, while it is free, its family (`note`).
@@ -103,6 +106,9 @@ class ReuseQueue final : public BlockQueue {
 
   void place(Block block, const CachedBlock& seen) override;
   Block next() override;
+  // Copies are most of what is handed out, and are nobody's last block.
+  bool asks_of(List list) const override { return list != kCopies; }
+  uint32_t gone_unasked(Block block) const override;
   void handed_out(Block block, List from, const CachedBlock& seen, bool last) override;
   void hit(Block block) override;
   void emptied(Block block) override;
