@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import signal
 import subprocess
 import sys
 from functools import cache
@@ -72,3 +73,12 @@ def assert_one_line(done: subprocess.CompletedProcess[str], problem: str) -> Non
     assert done.stderr.startswith("statecache: ")
     assert problem in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def with_default_signals() -> None:
+    """Undo what a background job or nohup has ignored."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)

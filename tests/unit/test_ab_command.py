@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from replay_support import COMMAND, assert_one_line, run, write_trace
+from replay_support import COMMAND, assert_one_line, run, with_default_signals, write_trace
 
 ARMS = ("--arm", "lru:policy=lru,slots=16", "--arm", "gds:policy=gds,slots=16")
 SMALL = ("--workload", "agent:sessions=6,turns=6")
@@ -80,13 +80,17 @@ def test_an_interrupt_leaves_complete_files(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
+        preexec_fn=with_default_signals,
     )
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "out").glob(".*.part")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(3)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    try:
+        deadline = time.monotonic() + 60
+        while not list((tmp_path / "out").glob(".*.part")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(3)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "interrupted after" in errors
     result = json.loads((tmp_path / "out" / "result.json").read_bytes())

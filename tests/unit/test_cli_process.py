@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from replay_support import COMMAND, assert_one_line, run, write_trace
+from replay_support import (
+    COMMAND,
+    SIGNALS,
+    assert_one_line,
+    run,
+    with_default_signals,
+    write_trace,
+)
 
 PROMPTS = [[1, 2], [3, 4], [1, 2, 5], [3, 4, 6], [1, 2, 7]]
 
@@ -130,15 +137,6 @@ def test_a_reader_that_leaves_causes_no_traceback(command: str, trace: Path) -> 
         ["/bin/sh", "-c", command, COMMAND, str(trace)], capture_output=True, timeout=60
     )
     assert done.stderr == b""
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def with_default_signals() -> None:
-    """Undo what a background job or nohup has ignored."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
