@@ -6,11 +6,16 @@ import os
 import signal
 import subprocess
 import time
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from replay_support import COMMAND, assert_one_line, run, with_default_signals, write_trace
+from statecache.ab.command import ab_command
+from statecache.ab.result import Raw
 
 ARMS = ("--arm", "lru:policy=lru,slots=16", "--arm", "gds:policy=gds,slots=16")
 SMALL = ("--workload", "agent:sessions=6,turns=6")
@@ -103,6 +108,50 @@ def test_an_interrupt_leaves_complete_files(tmp_path: Path) -> None:
         "requests.jsonl.gz",
         "report.html",
     }
+
+
+@pytest.fixture
+def own_handlers() -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [(number, signal.getsignal(number)) for number in numbers]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("own_handlers")
+@pytest.mark.parametrize("when", ["before it is packed", "half packed", "before it is counted"])
+def test_an_interrupt_while_a_run_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The third run of eight: it is whole in both files, and nothing comes after it."""
+    real_add, real_crc = Raw.add, zlib.crc32
+    written = []
+
+    def crc32(*given: Any) -> int:  # gzip calls it when the data has been packed
+        if len(written) == 3 and when == "half packed":
+            signal.raise_signal(signal.SIGINT)
+        return real_crc(*given)
+
+    def add(self: Raw, *given: Any) -> None:
+        written.append(given)
+        if len(written) == 3 and when == "before it is packed":
+            signal.raise_signal(signal.SIGINT)
+        real_add(self, *given)
+        if len(written) == 3 and when == "before it is counted":
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Raw, "add", add)
+    monkeypatch.setattr("gzip.zlib.crc32", crc32)
+    with pytest.raises(KeyboardInterrupt):
+        ab_command(arm=list(ARMS[1::2]), workload=SMALL[1], output=tmp_path)
+    monkeypatch.undo()
+    result = json.loads((tmp_path / "result.json").read_bytes())
+    played = [(one["arm"], one["seed"]) for one in result["runs"]]
+    assert played == [("lru", 0), ("gds", 0), ("lru", 1)]
+    assert result["complete"] is False
+    assert {(one["arm"], one["seed"]) for one in requests_of(tmp_path)} == set(played)
 
 
 BAD = {

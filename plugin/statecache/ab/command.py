@@ -7,7 +7,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ab_command"]
 
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REQUESTS, _RESULT, _PAGE = "requests.jsonl.gz", "result.json", "report.html"
 
 
@@ -127,8 +128,9 @@ def _run(trial: Trial, folder: Path) -> None:
         ):
             try:
                 for run, played in bench.runs():
-                    raw.add(run, played)
-                    runs.append(run)
+                    with _interrupts_put_off():
+                        raw.add(run, played)
+                        runs.append(run)
                     advance(run.cell)
             except (KeyboardInterrupt, SystemExit) as error:
                 ended = error
@@ -176,9 +178,26 @@ def _make_folder(folder: Path) -> None:
 
 def _ignore_interrupts() -> None:
     """Let what was measured be written in peace."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _INTERRUPTS:
         with suppress(ValueError):  # not in the main thread
             signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def _interrupts_put_off() -> Iterator[None]:
+    """Let a run be written whole and counted, or neither: what interrupts comes afterwards."""
+    came: list[int] = []
+    before: dict[signal.Signals, Any] = {}
+    try:
+        with suppress(ValueError):  # not in the main thread
+            for number in _INTERRUPTS:
+                before[number] = signal.signal(number, lambda number, _frame: came.append(number))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for one in came:
+            signal.raise_signal(one)
 
 
 @contextmanager
