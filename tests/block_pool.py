@@ -10,6 +10,8 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
+from statecache._blocks import CachedBlocks
+
 
 @dataclasses.dataclass(eq=False)
 class Block:
@@ -21,30 +23,19 @@ class Block:
 class Pool:
     def __init__(self, total):
         self.blocks = [Block(i) for i in range(total)]
-        self.cached: dict[bytes, Block | dict[int, Block]] = {}
+        self.cached = CachedBlocks(self.blocks)
         self.queue = None
 
     def set_hash(self, block, key):
         block.block_hash = key
-        found = self.cached.get(key)
-        if found is None:
-            self.cached[key] = block
-        elif isinstance(found, dict):
-            found[block.block_id] = block
-        else:
-            self.cached[key] = {found.block_id: found, block.block_id: block}
+        self.cached.insert(key, block)
 
     def drop_hash(self, block):
         key, block.block_hash = block.block_hash, None
-        found = self.cached.pop(key)
-        if isinstance(found, dict):
-            del found[block.block_id]
-            if found:
-                self.cached[key] = found
+        assert self.cached.pop(key, block.block_id) is block
 
     def any_block(self, key):
-        found = self.cached.get(key)
-        return next(iter(found.values())) if isinstance(found, dict) else found
+        return self.cached.get_one_block(key)
 
     def allocate(self, n):
         taken = self.queue.popleft_n(n)
@@ -74,10 +65,10 @@ class Pool:
             self.queue.unhashed(block)
 
     def reset(self):
-        self.cached = {}
+        self.cached.clear()
         for block in self.blocks:
             block.block_hash = None
-        self.queue.reset(self.cached)
+        self.queue.reset()
 
 
 class ReferenceReuse:
@@ -255,11 +246,11 @@ class Pair:
         self.queue.looked_up([key.removesuffix(b"kv") for key in missing])
 
     def put_apart(self, key):
-        self.queue.apart[key] = None
+        self.pool.cached.set_apart(key, True)
         self.reference.apart.add(key)
 
     def no_longer_apart(self, key):
-        del self.queue.apart[key]
+        self.pool.cached.set_apart(key, False)
         self.reference.apart.remove(key)
 
     def evict(self, block):
@@ -293,8 +284,8 @@ class Pair:
                 bare = [b for b in self.used if b.block_hash is None]
                 if bare:
                     self.pool.set_hash(rng.choice(bare), rng.choice(keys))
-            case "touch" if self.pool.cached:
-                self.touch(rng.choice(list(self.pool.cached)))
+            case "touch" if len(self.pool.cached):
+                self.touch(rng.choice(sorted({b.block_hash for b in self.pool.blocks} - {None})))
             case "free" if self.used:
                 chosen = dict.fromkeys(rng.choices(self.used, k=rng.randint(1, 4)))
                 self.free(list(chosen))
@@ -304,9 +295,9 @@ class Pair:
                 self.evict(rng.choice(self.pool.blocks))
             case "apart":
                 key = rng.choice(keys)
-                if key in self.queue.apart:
+                if key in self.reference.apart:
                     self.no_longer_apart(key)
-                elif len(self.queue.apart) < 3:
+                elif len(self.reference.apart) < 3:
                     self.put_apart(key)
             case "reset" if not self.used:
                 self.reset()

@@ -1,6 +1,5 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <structmember.h>
 
 #include <cstdint>
 #include <span>
@@ -9,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "cached_blocks.h"
 #include "statecache/block_queue.h"
 #include "statecache/gds_queue.h"
 #include "statecache/reuse_queue.h"
@@ -17,40 +17,12 @@
 namespace py = pybind11;
 using statecache::Block;
 using statecache::BlockQueue;
-using statecache::CachedBlock;
+using statecache::CachedBlocks;
 using statecache::GdsQueue;
 using statecache::ReuseQueue;
 using statecache::StockQueue;
 
 namespace {
-
-// Reads one attribute of many objects of a type: straight from the slot if it has one.
-class Attribute {
- public:
-  Attribute(py::handle type, const std::string& name)
-      : type_(reinterpret_cast<PyTypeObject*>(type.ptr())),
-        name_(py::reinterpret_steal<py::str>(PyUnicode_InternFromString(name.c_str()))) {
-    const py::object found = py::getattr(type, name_, py::none());
-    if (!Py_IS_TYPE(found.ptr(), &PyMemberDescr_Type)) return;
-    const PyMemberDef* const member = reinterpret_cast<PyMemberDescrObject*>(found.ptr())->d_member;
-    if (member->type == T_OBJECT_EX) offset_ = member->offset;
-  }
-  py::object operator()(PyObject* object) const {
-    if (offset_ > 0 && Py_IS_TYPE(object, type_)) {
-      PyObject* const value =
-          *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset_);
-      if (value != nullptr) return py::reinterpret_borrow<py::object>(value);
-    }
-    PyObject* const value = PyObject_GetAttr(object, name_.ptr());
-    if (value == nullptr) throw py::error_already_set();
-    return py::reinterpret_steal<py::object>(value);
-  }
-
- private:
-  PyTypeObject* type_;  // of blocks that the pool keeps alive
-  py::str name_;
-  Py_ssize_t offset_ = 0;
-};
 
 // The items of anything that can be iterated, without a copy where it is a list or a tuple.
 class Items {
@@ -75,28 +47,27 @@ std::string_view bytes_of(PyObject* key) {
   return {data, static_cast<size_t>(length)};
 }
 
-// The blocks of a pool as Python objects, and the dict of those that are cached: under each key
-// one block, or a dict of several by number.
-class Pool final : public statecache::BlockCache {
- public:
-  Pool(const py::list& blocks, py::dict cached, const std::string& hash_name)
-      : blocks(blocks),
-        cached(std::move(cached)),
-        hash_(type_of(this->blocks), hash_name),
-        id_(type_of(this->blocks), "block_id") {}
+PyTypeObject* cached_blocks_type = nullptr;
 
-  size_t size() const { return blocks.size(); }
-  PyObject* operator[](Block block) const {
-    return PyTuple_GET_ITEM(blocks.ptr(), static_cast<Py_ssize_t>(block));
+// What blocks hold, as the module's own type, kept alive.
+class Pool {
+ public:
+  explicit Pool(py::object cached) : cached_(std::move(cached)) {
+    if (!Py_IS_TYPE(cached_.ptr(), cached_blocks_type)) {
+      throw py::type_error("a queue needs CachedBlocks");
+    }
+  }
+
+  const CachedBlocks& cache() const { return *pool().cache; }
+  PyObject* object(Block block) const {
+    PyObject* const found = pool().block(block);
+    if (found == nullptr) throw py::error_already_set();
+    return found;
   }
   Block number(PyObject* block) const {
-    const py::object id = id_(block);
-    const size_t number = PyLong_AsSize_t(id.ptr());
-    if (number == SIZE_MAX && PyErr_Occurred() != nullptr) throw py::error_already_set();
-    if (number >= size() || (*this)[static_cast<Block>(number)] != block) {
-      throw py::value_error("a block of another pool");
-    }
-    return static_cast<Block>(number);
+    const Block number = pool().number(block);
+    if (number == statecache::kNoBlock) throw py::error_already_set();
+    return number;
   }
   std::vector<Block> numbers(const Items& items) const {
     std::vector<Block> found(items.size());
@@ -106,59 +77,22 @@ class Pool final : public statecache::BlockCache {
   py::list objects(const std::vector<Block>& numbers) const {
     py::list made(numbers.size());
     for (size_t at = 0; at < numbers.size(); ++at) {
-      PyObject* const block = (*this)[numbers[at]];
-      PyList_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(at), Py_NewRef(block));
+      PyList_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(at), Py_NewRef(object(numbers[at])));
     }
     return made;
   }
-  py::object key(Block block) const { return hash_((*this)[block]); }
-
-  void look_up(std::span<const Block> numbers, std::span<CachedBlock> seen, bool first) override {
-    // Each block, its key and its entry are cache misses: fetch them side by side.
-    for (const Block number : numbers) __builtin_prefetch((*this)[number]);
-    keys_.clear();
-    for (const Block number : numbers) {
-      keys_.push_back(key(number));
-      __builtin_prefetch(keys_.back().ptr());
-    }
-    for (size_t at = 0; at < numbers.size(); ++at) look_up(numbers[at], keys_[at], seen[at], first);
-  }
-
-  py::tuple blocks;  // a copy: whatever becomes of the list, no block that is queued goes away
-  py::dict cached, apart;
+  py::bytes key(Block block) const { return py::bytes(cache().key(cache().number_of(block))); }
+  PyObject* visited() const { return cached_.ptr(); }
 
  private:
-  static py::object type_of(const py::tuple& blocks) {
-    if (blocks.empty()) throw py::value_error("a pool without blocks");
-    return py::type::of(blocks[0]);
-  }
+  const PoolBlocks& pool() const { return *reinterpret_cast<PoolBlocks*>(cached_.ptr()); }
 
-  void look_up(Block number, const py::object& held, CachedBlock& seen, bool first) const {
-    if (held.is_none()) return;
-    seen.key = bytes_of(held.ptr());
-    if (PyDict_Size(apart.ptr()) > 0) seen.apart = apart.contains(held);
-    PyObject* const found = PyDict_GetItemWithError(cached.ptr(), held.ptr());
-    if (found == nullptr) {
-      if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-    } else if (found == (*this)[number]) {
-      seen.copies = 1;
-      seen.first = number;
-    } else if (PyDict_Check(found)) {
-      seen.copies = static_cast<uint32_t>(PyDict_Size(found));
-      Py_ssize_t at = 0;
-      PyObject *id = nullptr, *block = nullptr;
-      if (first && PyDict_Next(found, &at, &id, &block) != 0) seen.first = this->number(block);
-    }
-  }
-
-  Attribute hash_, id_;
-  std::vector<py::object> keys_;  // of one call
+  py::object cached_;
 };
 
 // A queue with the methods that an engine calls with its own blocks.
 struct Queue {
-  Queue(py::list blocks, py::dict cached, const std::string& hash_name)
-      : pool(std::move(blocks), std::move(cached), hash_name) {}
+  explicit Queue(py::object cached) : pool(std::move(cached)) {}
   virtual ~Queue() = default;
   virtual BlockQueue& order() = 0;
   // The queue is done with the call: what a listener raises is reported and cannot undo it.
@@ -175,7 +109,9 @@ struct Queue {
     order().take(taken, lost.is_none() ? nullptr : &last);
     if (!last.empty()) {
       const py::object listener = lost;  // which may put another one in its place
-      for (const Block block : last) tell(listener, pool.key(block));
+      std::vector<py::bytes> keys;       // and change what is cached
+      for (const Block block : last) keys.push_back(pool.key(block));
+      for (const py::bytes& key : keys) tell(listener, key);
     }
     return taken;
   }
@@ -185,26 +121,23 @@ struct Queue {
 };
 
 struct Stock final : Queue {
-  Stock(py::list blocks, py::dict cached, const std::string& hash_name)
-      : Queue(std::move(blocks), std::move(cached), hash_name), queue(pool.size(), pool) {}
+  explicit Stock(py::object cached) : Queue(std::move(cached)), queue(pool.cache()) {}
   BlockQueue& order() override { return queue; }
   StockQueue queue;
 };
 
 struct Reuse final : Queue {
-  Reuse(py::list blocks, py::dict cached, const std::string& hash_name, std::string ending)
-      : Queue(std::move(blocks), std::move(cached), hash_name),
-        queue(pool.size(), pool, std::move(ending)) {}
+  Reuse(py::object cached, std::string ending)
+      : Queue(std::move(cached)), queue(pool.cache(), std::move(ending)) {}
   BlockQueue& order() override { return queue; }
   ReuseQueue queue;
 };
 
 struct Gds final : Queue {
-  Gds(py::list blocks, py::dict cached, const std::string& hash_name, py::object index,
-      std::vector<std::string> endings)
-      : Queue(std::move(blocks), std::move(cached), hash_name),
+  Gds(py::object cached, py::object index, std::vector<std::string> endings)
+      : Queue(std::move(cached)),
         index(std::move(index)),
-        queue(pool.size(), pool, this->index.cast<statecache::StateIndex&>(), std::move(endings)) {}
+        queue(pool.cache(), this->index.cast<statecache::StateIndex&>(), std::move(endings)) {}
   BlockQueue& order() override { return queue; }
   py::object index;
   GdsQueue queue;
@@ -218,9 +151,7 @@ void collect(PyHeapTypeObject* heap_type) {
     Py_VISIT(Py_TYPE(self));
     if (!py::detail::is_holder_constructed(self)) return 0;
     const auto& queue = py::cast<Queue&>(py::handle(self));
-    Py_VISIT(queue.pool.blocks.ptr());
-    Py_VISIT(queue.pool.cached.ptr());
-    Py_VISIT(queue.pool.apart.ptr());
+    Py_VISIT(queue.pool.visited());
     Py_VISIT(queue.lost.ptr());
     return 0;
   };
@@ -228,8 +159,6 @@ void collect(PyHeapTypeObject* heap_type) {
     if (!py::detail::is_holder_constructed(self)) return 0;
     auto& queue = py::cast<Queue&>(py::handle(self));
     queue.lost = py::none();
-    queue.pool.apart = py::dict();
-    queue.pool.cached = py::dict();
     return 0;
   };
 }
@@ -244,7 +173,9 @@ py::object iterator_over(const py::list& blocks) {
 PYBIND11_MODULE(_blocks, m) {
   py::module_::import("statecache._index");
 
-  py::register_exception_translator([](std::exception_ptr error) {
+  cached_blocks_type = add_cached_blocks(m.ptr());
+
+  py::register_local_exception_translator([](std::exception_ptr error) {
     try {
       if (error) std::rethrow_exception(error);
     } catch (const std::out_of_range& absent) {
@@ -256,14 +187,13 @@ PYBIND11_MODULE(_blocks, m) {
       .def_property_readonly("num_free_blocks",
                              [](Queue& self) { return self.order().free_blocks(); })
       .def_readwrite("lost", &Queue::lost)
-      .def_property_readonly("apart", [](Queue& self) { return self.pool.apart; })
       .def(
           "popleft_n", [](Queue& self, size_t n) { return self.pool.objects(self.take(n)); },
           py::arg("n"))
       .def("popleft",
            [](Queue& self) {
              if (self.order().free_blocks() == 0) throw py::value_error("no free blocks");
-             return py::reinterpret_borrow<py::object>(self.pool[self.take(1)[0]]);
+             return py::reinterpret_borrow<py::object>(self.pool.object(self.take(1)[0]));
            })
       .def(
           "append_n",
@@ -296,13 +226,7 @@ PYBIND11_MODULE(_blocks, m) {
             self.order().unhashed(self.pool.number(block.ptr()));
           },
           py::arg("block"))
-      .def(
-          "reset",
-          [](Queue& self, py::dict cached) {
-            self.pool.cached = std::move(cached);
-            self.order().reset();
-          },
-          py::arg("cached"))
+      .def("reset", [](Queue& self) { self.order().reset(); })
       .def("get_all_free_blocks",
            [](Queue& self) { return self.pool.objects(self.order().in_order()); })
       .def(
@@ -319,12 +243,10 @@ PYBIND11_MODULE(_blocks, m) {
           py::arg("cursor"));
 
   py::class_<Stock, Queue>(m, "StockQueue")
-      .def(py::init<py::list, py::dict, const std::string&>(), py::arg("blocks"), py::arg("cached"),
-           py::arg("hash_name"));
+      .def(py::init<py::object>(), py::arg("cached"));
 
   py::class_<Reuse, Queue>(m, "ReuseQueue")
-      .def(py::init<py::list, py::dict, const std::string&, std::string>(), py::arg("blocks"),
-           py::arg("cached"), py::arg("hash_name"), py::arg("ending"))
+      .def(py::init<py::object, std::string>(), py::arg("cached"), py::arg("ending"))
       .def_property(
           "fresh_is_proven", [](const Reuse& self) { return self.queue.fresh_is_proven(); },
           [](Reuse& self, bool proven) { self.queue.set_fresh_is_proven(proven); })
@@ -349,9 +271,8 @@ PYBIND11_MODULE(_blocks, m) {
           py::arg("blocks"));
 
   py::class_<Gds, Queue>(m, "GdsQueue")
-      .def(py::init<py::list, py::dict, const std::string&, py::object, std::vector<std::string>>(),
-           py::arg("blocks"), py::arg("cached"), py::arg("hash_name"), py::arg("index"),
-           py::arg("endings"))
+      .def(py::init<py::object, py::object, std::vector<std::string>>(), py::arg("cached"),
+           py::arg("index"), py::arg("endings"))
       .def("take_gone", [](Gds& self) { return self.queue.take_gone(); })
       .def(
           "committed",

@@ -69,45 +69,43 @@ void BlockQueue::require_free_blocks(size_t n) const {
 
 void BlockQueue::take(std::span<Block> out, std::vector<Block>* lost) {
   require_free_blocks(out.size());
-  // Which blocks go does not depend on what the cache says of them.
+  // Which blocks go does not depend on what they hold.
   from_.clear();
-  asked_.clear();
   try {
+    going_.resize(cache_.numbers());
+    from_.reserve(out.size());
+    if (lost != nullptr) lost->reserve(lost->size() + out.size());
     for (Block& block : out) {
       block = next();
       from_.push_back(lists_.list_of(block));
       lists_.erase(block);
-      if (lost != nullptr || asks_of(from_.back())) asked_.push_back(block);
     }
-    seen_.assign(asked_.size(), {});
-    cache_.look_up(asked_, seen_, false);
   } catch (...) {
     for (size_t at = from_.size(); at-- > 0;) lists_.push_front(kFree, out[at]);
     throw;
   }
   free_ -= out.size();
-  going_.clear();
   ++call_;
-  size_t answers = 0;
   for (size_t at = 0; at < out.size(); ++at) {
-    const bool asked = answers < asked_.size() && asked_[answers] == out[at];
-    const CachedBlock seen = asked ? seen_[answers++] : CachedBlock{};
-    const bool last = is_last(out[at], seen);
-    handed_out(out[at], from_[at], seen, last);
+    const CachedBlocks::Number key = cache_.number_of(out[at]);
+    const bool last = is_last(key);
+    handed_out(out[at], from_[at], key, last);
     if (last && lost != nullptr) lost->push_back(out[at]);
   }
 }
 
-bool BlockQueue::is_last(Block block, const CachedBlock& seen) {
-  if (seen.copies < 2) return seen.copies == 1;
-  return ++going_[seen.key] + gone_unasked(block) == seen.copies;
+bool BlockQueue::is_last(CachedBlocks::Number key) {
+  if (key == CachedBlocks::kNone) return false;
+  const uint32_t copies = cache_.copies(key);
+  if (copies == 1) return true;
+  Going& going = going_[key];
+  if (going.call != call_) going = {call_, 0};
+  return ++going.copies == copies;
 }
 
 void BlockQueue::append(std::span<const Block> blocks) {
   require_new(blocks);
-  seen_.assign(blocks.size(), {});
-  cache_.look_up(blocks, seen_, true);
-  for (size_t at = 0; at < blocks.size(); ++at) place(blocks[at], seen_[at]);
+  for (const Block block : blocks) place(block, cache_.number_of(block));
   free_ += blocks.size();
 }
 
@@ -147,8 +145,8 @@ void BlockQueue::reset() {
   for (const Block block : in_order()) lists_.move_to(kFree, block);
 }
 
-void StockQueue::place(Block block, const CachedBlock& seen) {
-  if (seen.apart) {
+void StockQueue::place(Block block, CachedBlocks::Number key) {
+  if (key != CachedBlocks::kNone && cache_.is_apart(key)) {
     lists_.push_front(kFree, block);
   } else {
     lists_.push_back(kFree, block);

@@ -5,9 +5,8 @@
 
 namespace statecache {
 
-GdsQueue::GdsQueue(size_t blocks, BlockCache& cache, StateIndex& index,
-                   std::vector<std::string> endings)
-    : BlockQueue(blocks, 3, cache), index_(index), endings_(std::move(endings)), part_(blocks) {}
+GdsQueue::GdsQueue(const CachedBlocks& cache, StateIndex& index, std::vector<std::string> endings)
+    : BlockQueue(3, cache), index_(index), endings_(std::move(endings)), part_(cache.blocks()) {}
 
 void GdsQueue::committed(StateId state, std::string_view name) {
   if (states_.contains(name) || by_id_.contains(state)) {
@@ -32,13 +31,13 @@ GdsQueue::Part GdsQueue::part_of(std::string_view key) {
   return {};
 }
 
-void GdsQueue::place(Block block, const CachedBlock& seen) {
+void GdsQueue::place(Block block, CachedBlocks::Number key) {
   lists_[block].time = ++clock_;
-  if (seen.key.empty() || seen.apart) {
+  if (key == CachedBlocks::kNone || cache_.is_apart(key)) {
     lists_.push_back(kFree, block);
     return;
   }
-  const Part part = part_of(seen.key);
+  const Part part = part_of(cache_.key(key));
   if (part.state == nullptr) {
     lists_.push_back(kOthers, block);
     return;
@@ -84,10 +83,10 @@ void GdsQueue::release(State& state) {
   states_.erase(states_.find(state.name));
 }
 
-void GdsQueue::handed_out(Block, List, const CachedBlock& seen, bool last) {
+void GdsQueue::handed_out(Block, List, CachedBlocks::Number key, bool last) {
   if (!last) return;
   // A block that is kept apart, or was freed before its state was told of, takes the state along.
-  if (State* const state = part_of(seen.key).state; state != nullptr) {
+  if (State* const state = part_of(cache_.key(key)).state; state != nullptr) {
     index_.erase(state->id);
     release(*state);
   }

@@ -91,8 +91,8 @@ std::array<uint64_t, 2> Ghosts::take(std::span<const std::string_view> keys, uin
   return found;
 }
 
-ReuseQueue::ReuseQueue(size_t blocks, BlockCache& cache, std::string ending)
-    : BlockQueue(blocks, 4, cache), ending_(std::move(ending)), ghosts_(blocks) {}
+ReuseQueue::ReuseQueue(const CachedBlocks& cache, std::string ending)
+    : BlockQueue(4, cache), ending_(std::move(ending)), ghosts_(cache.blocks()) {}
 
 void ReuseQueue::looked_up(std::span<const std::string_view> missing) {
   ++clock_;
@@ -138,23 +138,15 @@ void ReuseQueue::mark_proven(Block block) {
   lists_[block].marked = true;
 }
 
-uint32_t ReuseQueue::gone_unasked(Block block) const {
-  const Number number = lists_[block].note;
-  if (number == kNoFamily || families_[number].call != call_) return 0;
-  return families_[number].gone;
-}
-
-void ReuseQueue::handed_out(Block block, List from, const CachedBlock& seen, bool last) {
+void ReuseQueue::handed_out(Block block, List from, Key key, bool last) {
   ++handed_out_;
-  if (from == kCopies && seen.key.empty() && lists_[block].note != kNoFamily) {
-    Family& family = families_[lists_[block].note];
-    family.gone = family.call == call_ ? family.gone + 1 : 1;
-    family.call = call_;
-  }
   bool& proven = lists_[block].marked;
-  if (last && from >= kProven && seen.key.ends_with(ending_)) {
-    ghosts_.put(seen.key.substr(0, seen.key.size() - ending_.size()), proven, handed_out_);
-    ++dropped_[proven];
+  if (last && from >= kProven) {
+    const std::string_view bytes = cache_.key(key);
+    if (bytes.ends_with(ending_)) {
+      ghosts_.put(bytes.substr(0, bytes.size() - ending_.size()), proven, handed_out_);
+      ++dropped_[proven];
+    }
   }
   leave_family(block);
   proven = fresh_is_proven_;
@@ -173,39 +165,35 @@ void ReuseQueue::emptied(Block block) {
 void ReuseQueue::forget() {
   for (Block block = 0; block < blocks(); ++block) lists_[block].note = kNoFamily;
   families_.clear();
-  unused_.clear();
-  number_of_ = SlotMap();
   ghosts_.clear();
 }
 
-void ReuseQueue::place(Block block, const CachedBlock& seen) {
+void ReuseQueue::place(Block block, Key key) {
   List list = kFree;
-  if (!seen.key.empty()) {
+  if (key != CachedBlocks::kNone) {
     lists_[block].time = clock_;
-    if (!seen.apart) list = lists_[block].marked ? kProven : kUnproven;
-    if (seen.copies > 1) list = place_of_copy(block, seen, list);
+    if (!cache_.is_apart(key)) list = lists_[block].marked ? kProven : kUnproven;
+    if (cache_.copies(key) > 1) list = place_of_copy(block, key, list);
   }
   lists_.push_back(list, block);
 }
 
-BlockLists::List ReuseQueue::place_of_copy(Block block, const CachedBlock& seen, List list) {
-  // A free block holds what it held when it was freed.
-  const bool first_is_free = is_free(seen.first);
-  const Number known = first_is_free ? lists_[seen.first].note : kNoFamily;
-  const Number number = known != kNoFamily ? known : find_family(seen.key);
-  Family& family = families_[number];
-  if (first_is_free && known == kNoFamily) {
-    lists_[seen.first].note = number;
+BlockLists::List ReuseQueue::place_of_copy(Block block, Key key, List list) {
+  if (families_.size() <= key) families_.resize(cache_.numbers());
+  Family& family = families_[key];
+  const Block first = cache_.first(key);
+  if (is_free(first) && lists_[first].note == kNoFamily) {
+    lists_[first].note = key;
     // One main block at most, even if the cache took out a key without a word.
-    if (lists_.list_of(seen.first) == kFree || family.main != kNoBlock) {
+    if (lists_.list_of(first) == kFree || family.main != kNoBlock) {
       ++family.copies;
     } else {
-      family.main = seen.first;
+      family.main = first;
     }
   }
-  lists_[block].note = number;
+  lists_[block].note = key;
   const uint32_t free_copies = family.copies + (family.main != kNoBlock);
-  const bool used = free_copies + 1 < seen.copies;
+  const bool used = free_copies + 1 < cache_.copies(key);
   if (used || list == kFree) {
     ++family.copies;
     return list == kFree ? kFree : kCopies;
@@ -218,32 +206,14 @@ BlockLists::List ReuseQueue::place_of_copy(Block block, const CachedBlock& seen,
   return list;
 }
 
-ReuseQueue::Number ReuseQueue::find_family(std::string_view key) {
-  const auto id = static_cast<int64_t>(hash_of(key));
-  if (const Number found = number_of_.find(id); found != kNoFamily) return found;
-  if (unused_.empty()) {
-    unused_.push_back(static_cast<Number>(families_.size()));
-    families_.emplace_back();
-  }
-  const Number number = unused_.back();
-  unused_.pop_back();
-  families_[number] = {.id = id};
-  number_of_.insert(id, number);
-  return number;
-}
-
 void ReuseQueue::leave_family(Block block) {
-  const Number number = std::exchange(lists_[block].note, kNoFamily);
-  if (number == kNoFamily) return;
-  Family& family = families_[number];
+  const Key key = std::exchange(lists_[block].note, kNoFamily);
+  if (key == kNoFamily) return;
+  Family& family = families_[key];
   if (family.main == block) {
     family.main = kNoBlock;
   } else {
     --family.copies;
-  }
-  if (family.copies == 0 && family.main == kNoBlock) {
-    number_of_.erase(family.id);
-    unused_.push_back(number);
   }
 }
 

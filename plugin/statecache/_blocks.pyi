@@ -1,10 +1,9 @@
 """The native queues of free blocks. Contracts: cpp/include/statecache/block_queue.h and its kin.
 
-A block is any object with an integer `block_id`, its place in the list `blocks` of its pool, and
-an attribute, named `hash_name`, that is None or the key of what it holds. `cached` is the pool's
-own dict of what is cached: under each key a block, or a dict of several by number. A block that is
-not the pool's raises `ValueError`, as do more blocks asked for than are free; a block that is free
-and should not be, or the other way around, `RuntimeError`. A call that raises changes nothing.
+A block is any object with an integer `block_id`, its place in the list `blocks` of its pool. A
+block that is not the pool's raises `ValueError`, as do more blocks asked for than are free; a block
+that is free and should not be, or the other way around, `RuntimeError`. A call that raises changes
+nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,16 +11,51 @@ from typing import Any
 
 from statecache._index import StateIndex
 
+class CachedBlocks:
+    """What the blocks of a pool hold: under each key one or several. In an engine's map's place.
+
+    `apart` are keys that are kept elsewhere too, so that no block need hold them. Keys are bytes.
+    """
+
+    def __new__(cls, blocks: Iterable[Any]) -> CachedBlocks: ...
+    def get_one_block(self, key: bytes, /) -> Any | None:
+        """Return the block that has been cached under the key for longest."""
+
+    def contain(self, key: bytes, block_id: int, /) -> bool:
+        """Whether this block is cached under the key."""
+
+    def insert(self, key: bytes, block: Any, /) -> None:
+        """Cache a block; one that is cached under the key stays where it is."""
+
+    def pop(self, key: bytes, block_id: int, /) -> Any | None:
+        """Take a block out and return it, None if it is not cached under the key."""
+
+    def __len__(self) -> int:
+        """Return how many keys are cached."""
+
+    def __contains__(self, key: bytes, /) -> bool:
+        """Whether a block is cached under the key."""
+
+    def clear(self) -> None:
+        """Take out every block. Keys that are apart stay so. Queues have to be told: `reset`."""
+
+    def set_apart(self, key: bytes, apart: bool, /) -> None:  # noqa: FBT001
+        """Say whether the key is kept elsewhere too."""
+
+    def is_apart(self, key: bytes, /) -> bool:
+        """Whether the key is kept elsewhere too."""
+
+    def none_apart(self) -> None:
+        """No key is kept elsewhere any more."""
+
 class BlockQueue:
     """Free blocks in the order in which they are handed out: at first none. Single-threaded.
 
-    Blocks without a key go first, and those whose key is in `apart`. `lost` is told each key whose
+    Blocks that are cached under no key go first, and those whose key is apart. `lost` is told each key whose
     last copy has been handed out; what it raises is reported, not raised.
     """
 
     lost: Callable[[bytes], object] | None
-    @property
-    def apart(self) -> dict[bytes, Any]: ...
     @property
     def num_free_blocks(self) -> int: ...
     def popleft_n(self, n: int) -> list[Any]:
@@ -43,10 +77,10 @@ class BlockQueue:
         """A free block was hit and is in use again."""
 
     def unhashed(self, block: Any) -> None:
-        """The key of a block was cleared. The block may be in use."""
+        """A block is cached under no key any more. It may be in use."""
 
-    def reset(self, cached: dict[bytes, Any]) -> None:
-        """All keys were cleared; what is cached from now on is in another dict."""
+    def reset(self) -> None:
+        """What is cached was cleared."""
 
     def get_all_free_blocks(self) -> list[Any]:
         """Return every free block, roughly in the order in which they would go."""
@@ -57,7 +91,7 @@ class BlockQueue:
 class StockQueue(BlockQueue):
     """First in, first out."""
 
-    def __init__(self, blocks: list[Any], cached: dict[bytes, Any], hash_name: str) -> None: ...
+    def __init__(self, cached: CachedBlocks) -> None: ...
 
 class ReuseQueue(BlockQueue):
     """Copies first, then what was never reused before what was; how much before is learnt.
@@ -66,9 +100,7 @@ class ReuseQueue(BlockQueue):
     """
 
     fresh_is_proven: bool
-    def __init__(
-        self, blocks: list[Any], cached: dict[bytes, Any], hash_name: str, ending: bytes
-    ) -> None: ...
+    def __init__(self, cached: CachedBlocks, ending: bytes) -> None: ...
     @property
     def ratio(self) -> int:
         """How many steps older a proven block must be to go before an unproven one."""
@@ -89,14 +121,7 @@ class GdsQueue(BlockQueue):
     A state is a block in each group: its name followed by one of `endings` is their key.
     """
 
-    def __init__(
-        self,
-        blocks: list[Any],
-        cached: dict[bytes, Any],
-        hash_name: str,
-        index: StateIndex,
-        endings: list[bytes],
-    ) -> None: ...
+    def __init__(self, cached: CachedBlocks, index: StateIndex, endings: list[bytes]) -> None: ...
     def committed(self, state: int, name: bytes) -> None:
         """`state`, which is in the index, is what blocks with this name hold, in use now."""
 

@@ -10,7 +10,7 @@ KEYS = [b"%dkv" % i for i in range(20)] + [b"%dstate" % i for i in range(10)]
 
 
 def queue_of(pool):
-    return ReuseQueue(pool.blocks, pool.cached, "block_hash", b"kv")
+    return ReuseQueue(pool.cached, b"kv")
 
 
 def test_the_queue_equals_its_definition_over_200_000_events(share):

@@ -4,32 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
-#include <unordered_map>
 #include <vector>
 
+#include "statecache/cached_blocks.h"
+
 namespace statecache {
-
-// A block of a pool, numbered from 0.
-using Block = uint32_t;
-inline constexpr Block kNoBlock = UINT32_MAX;
-
-// What the cache of a pool says of one block.
-struct CachedBlock {
-  std::string_view key;    // what the block holds; empty: nothing that could be hit
-  bool apart = false;      // kept elsewhere too: the block is not needed
-  uint32_t copies = 0;     // blocks cached under the key, this one included; 0: it is not cached
-  Block first = kNoBlock;  // the one of them that has been cached for longest
-};
-
-// The cache of a pool, as a queue asks for it. A queue never changes it.
-class BlockCache {
- public:
-  virtual ~BlockCache() = default;
-  // Fills in what it knows of each block, `first` only if that is asked for. `seen` is as long as
-  // `blocks`, and empty. Keys stay valid until the call of the queue that asked for them returns.
-  virtual void look_up(std::span<const Block> blocks, std::span<CachedBlock> seen, bool first) = 0;
-};
 
 // Doubly linked lists of blocks; a block is in one list at most. Every call is O(1). A block's
 // place and what an order notes of it are side by side: which block comes next cannot be foreseen,
@@ -85,15 +64,14 @@ class BlockLists {
 // The free blocks of a pool in the order in which they should be handed out. A block that holds
 // something can be hit until it is handed out.
 //
-// The cache may change between calls, but what a free block holds only as unhashed() and reset()
-// say. A block handed out may be in the cache until the call returns, not longer. Decisions are a
-// pure function of the calls and of the cache's answers. Not thread-safe: one thread at a time, by
-// contract.
+// The queue never changes the cache. It may change between calls, but what a free block holds only
+// as unhashed() and reset() say. A block handed out may be in the cache until the call returns, not
+// longer. Decisions are a pure function of the calls and of the cache. Not thread-safe: one thread
+// at a time, by contract.
 //
 // Errors leave everything as it was: std::out_of_range for a block the pool does not have,
 // std::invalid_argument for more blocks than are free, std::logic_error for a block that is free
-// and should not be, or the other way around. Should the cache throw while blocks are handed out,
-// they are free again, at the head.
+// and should not be, or the other way around.
 class BlockQueue {
  public:
   virtual ~BlockQueue() = default;
@@ -111,8 +89,8 @@ class BlockQueue {
   // is given, which must be free. O(n).
   std::vector<Block> in_order(Block cursor = kNoBlock) const;
 
-  // Hands out as many blocks as fit into `out`. To `lost` it adds those that were the last one
-  // cached under their key; nullptr if nobody wants to know, which saves asking the cache.
+  // Hands out as many blocks as fit into `out`. To `lost`, if there is one, it adds those that were
+  // the last one cached under their key.
   void take(std::span<Block> out, std::vector<Block>* lost);
 
   // Takes blocks back, in the order in which they should go.
@@ -130,19 +108,16 @@ class BlockQueue {
   using List = BlockLists::List;
   static constexpr List kFree = 0;  // in every order the list of blocks that hold nothing
 
-  BlockQueue(size_t blocks, List lists, BlockCache& cache) : lists_(blocks, lists), cache_(cache) {}
+  // `cache` must outlive the queue.
+  BlockQueue(List lists, const CachedBlocks& cache)
+      : lists_(cache.blocks(), lists), cache_(cache) {}
 
-  // Puts `block` into the list it belongs to.
-  virtual void place(Block block, const CachedBlock& seen) = 0;
+  // Puts `block` into the list it belongs to. `key` is that of what it holds, kNone for nothing.
+  virtual void place(Block block, CachedBlocks::Number key) = 0;
   // The block to hand out; there is one.
   virtual Block next() = 0;
-  // Whether handed_out() needs what the cache says of a block from `list`.
-  virtual bool asks_of(List) const { return true; }
-  // Blocks with the key of `block` that were handed out in this call without asking.
-  virtual uint32_t gone_unasked(Block) const { return 0; }
-  // `block` has left the list `from` and is handed out; `last`: as the last one under its key. Of a
-  // block that was not asked of, `seen` is empty and `last` false.
-  virtual void handed_out(Block block, List from, const CachedBlock& seen, bool last) = 0;
+  // `block` has left the list `from` and is handed out; `last`: as the last one under its key.
+  virtual void handed_out(Block block, List from, CachedBlocks::Number key, bool last) = 0;
   // `block` leaves its list, since it was hit, ...
   virtual void hit(Block block) = 0;
   // ... or stays free and holds nothing any more.
@@ -153,33 +128,33 @@ class BlockQueue {
   void require_block(Block block) const;
 
   BlockLists lists_;
-  uint64_t call_ = 0;  // of take()
+  const CachedBlocks& cache_;
 
  private:
+  struct Going {  // copies handed out in one call, which are in the cache still
+    uint64_t call = 0;
+    uint32_t copies = 0;
+  };
+
   void require_free(Block block) const;
   void require_new(std::span<const Block> blocks);
-  bool is_last(Block block, const CachedBlock& seen);
+  bool is_last(CachedBlocks::Number key);
 
-  BlockCache& cache_;
   size_t free_ = 0;
-  // Of the blocks of one call.
-  std::vector<CachedBlock> seen_;
-  std::vector<Block> asked_;
+  uint64_t call_ = 0;  // of take()
   std::vector<List> from_;
-  // Copies handed out in this call, which are in the cache still.
-  std::unordered_map<std::string_view, uint32_t> going_;
+  std::vector<Going> going_;  // by key
 };
 
 // First in, first out, but blocks kept elsewhere too go first.
 class StockQueue final : public BlockQueue {
  public:
-  StockQueue(size_t blocks, BlockCache& cache) : BlockQueue(blocks, 1, cache) {}
+  explicit StockQueue(const CachedBlocks& cache) : BlockQueue(1, cache) {}
 
  private:
-  void place(Block block, const CachedBlock& seen) override;
+  void place(Block block, CachedBlocks::Number key) override;
   Block next() override { return lists_.front(kFree); }
-  bool asks_of(List) const override { return false; }
-  void handed_out(Block, List, const CachedBlock&, bool) override {}
+  void handed_out(Block, List, CachedBlocks::Number, bool) override {}
   void hit(Block) override {}
   void emptied(Block) override {}
   void forget() override {}

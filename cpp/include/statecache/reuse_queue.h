@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "statecache/block_queue.h"
-#include "statecache/slot_map.h"
 
 namespace statecache {
 
@@ -67,7 +66,7 @@ class Ghosts {
 class ReuseQueue final : public BlockQueue {
  public:
   // Of keys that end with `ending` it is watched whether they are asked for again.
-  ReuseQueue(size_t blocks, BlockCache& cache, std::string ending);
+  ReuseQueue(const CachedBlocks& cache, std::string ending);
 
   // Whether blocks handed out from now on are proven from the start.
   void set_fresh_is_proven(bool proven) { fresh_is_proven_ = proven; }
@@ -88,41 +87,31 @@ class ReuseQueue final : public BlockQueue {
  private:
   static constexpr List kCopies = 1, kProven = 2, kUnproven = 3;
 
-  // A key with several blocks: how many are in kCopies or kFree, and the one that is in kProven or
-  // kUnproven. The only block of a key has no family; once there is another one, it is the first.
-  // Found by 64 bits of the hash of the key: should two ever clash, a copy is taken for another.
+  // The free blocks of a key that has several: how many are in kCopies or kFree, and the one that
+  // is in kProven or kUnproven. The only block of a key has no family; once there is another one,
+  // it is the first.
   struct Family {
-    int64_t id = 0;
     uint32_t copies = 0;
     Block main = kNoBlock;
-    // Copies handed out without asking, and in which call.
-    uint32_t gone = 0;
-    uint64_t call = 0;
   };
   // In the node of a block: whether it is proven (`marked`), the clock when it was freed (`time`),
-  // and, while it is free, its family (`note`).
-  using Number = uint32_t;
-  static constexpr Number kNoFamily = SlotMap::kNone;
+  // and, while it is free, the key whose family it belongs to (`note`).
+  using Key = CachedBlocks::Number;
+  static constexpr Key kNoFamily = CachedBlocks::kNone;
 
-  void place(Block block, const CachedBlock& seen) override;
+  void place(Block block, Key key) override;
   Block next() override;
-  // Copies are most of what is handed out, and are nobody's last block.
-  bool asks_of(List list) const override { return list != kCopies; }
-  uint32_t gone_unasked(Block block) const override;
-  void handed_out(Block block, List from, const CachedBlock& seen, bool last) override;
+  void handed_out(Block block, List from, Key key, bool last) override;
   void hit(Block block) override;
   void emptied(Block block) override;
   void forget() override;
 
-  List place_of_copy(Block block, const CachedBlock& seen, List list);
-  Number find_family(std::string_view key);
+  List place_of_copy(Block block, Key key, List list);
   void leave_family(Block block);
   void learn();
 
   std::string ending_;
-  std::vector<Family> families_;
-  std::vector<Number> unused_;  // families that nobody belongs to
-  SlotMap number_of_;
+  std::vector<Family> families_;  // by key
   Ghosts ghosts_;
   uint64_t clock_ = 0;  // requests looked up
   uint64_t handed_out_ = 0;

@@ -8,7 +8,6 @@ recurrent group: they are evicted together, since one without the others serves 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from statecache import _blocks
 from statecache.settings import Settings
@@ -22,15 +21,13 @@ class GdsQueue(_blocks.GdsQueue):
 
     def __init__(
         self,
-        blocks: list[Any],
-        cached: dict[bytes, Any],
-        hash_name: str,
+        cached: _blocks.CachedBlocks,
         settings: Settings,
         block_tokens: int,
         endings: Sequence[bytes],
     ) -> None:
         self.tree = StateTree(settings, block_tokens)
-        super().__init__(blocks, cached, hash_name, self.tree.index, list(endings))
+        super().__init__(cached, self.tree.index, list(endings))
 
     def set_at(self, path: Sequence[Hash]) -> None:
         """A state was set at the end of `path`; a request still holds it."""

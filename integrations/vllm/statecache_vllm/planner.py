@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from statecache._blocks import BlockQueue, ReuseQueue, StockQueue
+from statecache._blocks import BlockQueue, CachedBlocks, ReuseQueue, StockQueue
 from statecache.settings import Settings
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_book import CheckpointBook
@@ -94,7 +94,7 @@ class Planner:
         self.book = None
         self._hit.clear()
         if self.queue is not None:
-            self.guard.wrap(self.queue.apart.clear, lambda: None)()
+            self.guard.wrap(self._cached.none_apart, lambda: None)()
 
     def _hand_over(self, *_: object) -> Any:
         """Give the pool vLLM's own queue; return it."""
@@ -106,23 +106,18 @@ class Planner:
 
     def _new_queue(self) -> BlockQueue | None:
         """Return the queue of the order, None where vLLM's own does all that is asked for."""
-        pool = self._pool
-        cached = seams.cached_blocks(pool)
+        self._cached = CachedBlocks(self._pool.blocks)
         if self._settings.block_order == "reuse":
-            ending = self._kv_endings[0] if self._kv_endings else b""
-            return ReuseQueue(pool.blocks, cached, seams.BLOCK_HASH, ending)
+            return ReuseQueue(self._cached, self._kv_endings[0] if self._kv_endings else b"")
         if self._settings.block_order == "gds":
             endings = [seams.key_of(b"", group) for group in self._states]
-            return GdsQueue(
-                pool.blocks, cached, seams.BLOCK_HASH, self._settings, self._block, endings
-            )
-        if self.book is None:
-            return None
-        return StockQueue(pool.blocks, cached, seams.BLOCK_HASH)
+            return GdsQueue(self._cached, self._settings, self._block, endings)
+        return None if self.book is None else StockQueue(self._cached)
 
     def _take_over(self, queue: BlockQueue) -> None:
         pool, manager = self._pool, self._manager
         own = pool.free_block_queue
+        seams.put_cache(pool, self._cached)
         queue.append_n(own.popleft_n(own.num_free_blocks))
         if self.book is not None:
             queue.lost = self.guard.wrap(self._lost, self._end_book)
@@ -141,7 +136,9 @@ class Planner:
         """Around `BlockPool.reset_prefix_cache`, which never tells the connector (vLLM 0.32)."""
 
         def refill(queue: BlockQueue) -> None:
-            queue.reset(seams.cached_blocks(self._pool))
+            self._cached.clear()
+            seams.put_cache(self._pool, self._cached)
+            queue.reset()
 
         guarded_refill = self.guard.wrap(refill, self._hand_over)
 
@@ -159,10 +156,9 @@ class Planner:
         """Around `BlockPool.evict_blocks`, which clears hashes of blocks that are queued."""
 
         def gone(queue: BlockQueue, hashed: list[tuple[Any, Any]]) -> None:
-            cached = seams.cached_blocks(self._pool)
             for block, key in hashed:
                 queue.unhashed(block)
-                if queue.lost is not None and key not in cached:
+                if queue.lost is not None and key not in self._cached:
                     queue.lost(key)
 
         guarded_gone = self.guard.wrap(gone, self._hand_over)
@@ -184,13 +180,8 @@ class Planner:
     def _told(self, block_hash: bytes, resident: bool) -> None:
         if self.queue is None:
             return
-        apart = self.queue.apart
         for group in self._states:
-            key = seams.key_of(block_hash, group)
-            if resident:
-                apart[key] = None
-            else:
-                apart.pop(key, None)
+            self._cached.set_apart(seams.key_of(block_hash, group), resident)
 
     # Lookups and allocations.
 

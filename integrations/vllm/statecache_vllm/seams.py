@@ -15,8 +15,6 @@ from typing import Any
 from statecache_vllm import names as at
 
 __all__ = [
-    "BLOCK_HASH",
-    "cached_blocks",
     "connect",
     "connector_bases",
     "engine_version",
@@ -30,6 +28,7 @@ __all__ = [
     "patch_split",
     "plain_hash",
     "planner_of",
+    "put_cache",
     "rebuilt_queue",
     "share_log",
     "state_tensors",
@@ -161,13 +160,11 @@ def transfer_group() -> Any:
 # Blocks and keys.
 
 
-BLOCK_HASH = "_block_hash"  # where a block holds its key
-
-
-def cached_blocks(pool: Any) -> dict[bytes, Any]:
-    """Return what is cached in a pool: under each key a block, or a dict of several by number."""
-    cached: dict[bytes, Any] = pool.cached_block_hash_to_block._cache  # noqa: SLF001
-    return cached
+def put_cache(pool: Any, cached: Any) -> None:
+    """Have `pool` keep in `cached` what its blocks hold. Raises `SystemExit` if one does already."""
+    if len(pool.cached_block_hash_to_block):
+        raise SystemExit("statecache: the block pool is in use already")
+    pool.cached_block_hash_to_block = cached
 
 
 @functools.cache

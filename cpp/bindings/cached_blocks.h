@@ -1,0 +1,30 @@
+#ifndef STATECACHE_BINDINGS_CACHED_BLOCKS_H_
+#define STATECACHE_BINDINGS_CACHED_BLOCKS_H_
+
+#include <Python.h>
+#include <pybind11/pybind11.h>
+
+#include <vector>
+
+#include "statecache/cached_blocks.h"
+
+// The blocks of a pool as Python objects, and what they hold. A type of plain C, since an engine
+// calls it for each block it looks up, and an argument parser would take longer than the look-up.
+struct PoolBlocks {
+  PyObject_HEAD;
+  PyObject* blocks;    // a tuple: whatever becomes of the list, no block that is queued goes away
+  PyTypeObject* type;  // of the blocks, and where in them is their number; 0: by its name
+  Py_ssize_t id_at;
+  statecache::CachedBlocks* cache;
+
+  size_t size() const { return static_cast<size_t>(PyTuple_GET_SIZE(blocks)); }
+  // Borrowed; nullptr with an exception set once the garbage collector has cleared the pool.
+  PyObject* block(statecache::Block number) const;
+  // kNoBlock with an exception set for what is no block of this pool.
+  statecache::Block number(PyObject* block) const;
+};
+
+// Returns the type, made once; adds it to the module.
+PyTypeObject* add_cached_blocks(PyObject* module);
+
+#endif  // STATECACHE_BINDINGS_CACHED_BLOCKS_H_

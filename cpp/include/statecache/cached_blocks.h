@@ -1,0 +1,105 @@
+#ifndef STATECACHE_CACHED_BLOCKS_H_
+#define STATECACHE_CACHED_BLOCKS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace statecache {
+
+// A block of a pool, numbered from 0.
+using Block = uint32_t;
+inline constexpr Block kNoBlock = UINT32_MAX;
+
+// What the blocks of a pool hold: under each key the blocks that are cached under it, in the order
+// in which they came; and which keys are kept elsewhere too ("apart"), so that no block need hold
+// them. A block is under one key as a rule, its first one; engines may add others.
+//
+// Every call is O(1), with a factor of the keys of a block. Not thread-safe: one thread at a time,
+// by contract.
+class CachedBlocks {
+ public:
+  // A key and a hash of it, always the same one; hashes need not differ.
+  struct Key {
+    std::string_view bytes;
+    uint64_t hash;
+  };
+  // Of a key that is cached or apart; used again for another one when it is neither.
+  using Number = uint32_t;
+  static constexpr Number kNone = UINT32_MAX;
+
+  explicit CachedBlocks(size_t blocks);
+
+  size_t blocks() const { return blocks_; }
+  // How many keys are cached.
+  size_t size() const { return cached_; }
+
+  // kNone if the key is neither cached nor apart.
+  Number find(const Key& key) const;
+  // The number of the first key of a block, kNone where it is under none.
+  Number number_of(Block block) const { return nodes_[block].key; }
+  // Of a number that is in use: its key, how many blocks are under it, which came first (kNoBlock
+  // where there is none), whether it is apart.
+  std::string_view key(Number number) const { return keys_[number].bytes; }
+  uint32_t copies(Number number) const { return uses_[number].copies; }
+  Block first(Number number) const {
+    const Node node = uses_[number].first;
+    return node == kNone ? kNoBlock : nodes_[node].block;
+  }
+  bool is_apart(Number number) const { return uses_[number].apart; }
+  // All numbers are below.
+  size_t numbers() const { return keys_.size(); }
+
+  bool contains(const Key& key, Block block) const;
+  // Nothing happens if the block is under the key already. Throws std::out_of_range for a block the
+  // pool does not have.
+  void insert(const Key& key, Block block);
+  // Returns whether the block was under the key.
+  bool erase(const Key& key, Block block);
+  void set_apart(const Key& key, bool apart);
+  // No key is apart any more.
+  void none_apart();
+  // No key is cached any more; those that are apart stay so.
+  void clear();
+
+ private:
+  using Node = uint32_t;  // a block under a key; that of its first key has the block's number
+  struct Place {
+    Block block = kNoBlock;
+    Number key = kNone;
+    Node next = kNone, prev = kNone;  // under the same key
+    Node also = kNone;                // of the same block
+  };
+  struct Use {
+    uint32_t copies = 0;
+    Node first = kNone, last = kNone;
+    bool apart = false;
+  };
+  struct Named {
+    std::string bytes;
+    uint64_t hash = 0;
+  };
+
+  size_t mask() const { return table_.size() - 1; }
+  size_t home(uint64_t hash) const;
+  Number add(const Key& key);
+  void drop_if_unused(Number number);
+  void grow();
+  Node node_of(Number number, Block block) const;
+
+  size_t blocks_;
+  size_t cached_ = 0;
+  std::vector<Place> nodes_;
+  std::vector<Node> free_nodes_;
+  // By number.
+  std::vector<Use> uses_;
+  std::vector<Named> keys_;
+  std::vector<Number> free_numbers_;
+  std::vector<Number> table_;  // a power of two, at most half full; linear probing
+};
+
+}  // namespace statecache
+
+#endif  // STATECACHE_CACHED_BLOCKS_H_

@@ -1,0 +1,154 @@
+#include "statecache/cached_blocks.h"
+
+#include <bit>
+#include <stdexcept>
+
+namespace statecache {
+
+CachedBlocks::CachedBlocks(size_t blocks)
+    : blocks_(blocks), nodes_(blocks), table_(std::bit_ceil(2 * blocks + 2), kNone) {
+  if (blocks >= kNoBlock) throw std::length_error("too many blocks for one pool");
+  for (Block block = 0; block < blocks; ++block) nodes_[block].block = block;
+}
+
+size_t CachedBlocks::home(uint64_t hash) const {
+  return static_cast<size_t>(hash ^ (hash >> 32)) & mask();
+}
+
+CachedBlocks::Number CachedBlocks::find(const Key& key) const {
+  for (size_t at = home(key.hash); table_[at] != kNone; at = (at + 1) & mask()) {
+    const Named& named = keys_[table_[at]];
+    if (named.hash == key.hash && named.bytes == key.bytes) return table_[at];
+  }
+  return kNone;
+}
+
+CachedBlocks::Number CachedBlocks::add(const Key& key) {
+  if (free_numbers_.empty()) {
+    uses_.emplace_back();
+    keys_.emplace_back();
+    free_numbers_.push_back(static_cast<Number>(keys_.size() - 1));
+    if (2 * keys_.size() > table_.size()) grow();
+  }
+  const Number number = free_numbers_.back();
+  keys_[number].bytes = key.bytes;
+  keys_[number].hash = key.hash;
+  free_numbers_.pop_back();
+  size_t at = home(key.hash);
+  while (table_[at] != kNone) at = (at + 1) & mask();
+  table_[at] = number;
+  return number;
+}
+
+void CachedBlocks::grow() {
+  std::vector<Number> old(2 * table_.size(), kNone);
+  old.swap(table_);
+  for (const Number number : old) {
+    if (number == kNone) continue;
+    size_t at = home(keys_[number].hash);
+    while (table_[at] != kNone) at = (at + 1) & mask();
+    table_[at] = number;
+  }
+}
+
+// Closes the gap in the table by moving back whoever was displaced across it.
+void CachedBlocks::drop_if_unused(Number number) {
+  if (uses_[number].copies > 0 || uses_[number].apart) return;
+  size_t gap = home(keys_[number].hash);
+  while (table_[gap] != number) gap = (gap + 1) & mask();
+  for (size_t at = (gap + 1) & mask(); table_[at] != kNone; at = (at + 1) & mask()) {
+    const size_t displaced = (at - home(keys_[table_[at]].hash)) & mask();
+    if (displaced < ((at - gap) & mask())) continue;
+    table_[gap] = table_[at];
+    gap = at;
+  }
+  table_[gap] = kNone;
+  free_numbers_.push_back(number);
+}
+
+CachedBlocks::Node CachedBlocks::node_of(Number number, Block block) const {
+  if (block >= blocks_ || number == kNone) return kNone;
+  Node node = block;
+  while (node != kNone && nodes_[node].key != number) node = nodes_[node].also;
+  return node;
+}
+
+bool CachedBlocks::contains(const Key& key, Block block) const {
+  return node_of(find(key), block) != kNone;
+}
+
+void CachedBlocks::insert(const Key& key, Block block) {
+  if (block >= blocks_) throw std::out_of_range("there is no block " + std::to_string(block));
+  const Number known = find(key);
+  if (node_of(known, block) != kNone) return;
+  Node node = block;
+  if (nodes_[block].key != kNone) {
+    if (free_nodes_.empty()) {
+      nodes_.emplace_back();
+      free_nodes_.push_back(static_cast<Node>(nodes_.size() - 1));
+    }
+    node = free_nodes_.back();
+  }
+  const Number number = known == kNone ? add(key) : known;
+  if (node != block) {
+    free_nodes_.pop_back();
+    nodes_[node].also = nodes_[block].also;
+    nodes_[block].also = node;
+  }
+  Use& use = uses_[number];
+  Place& place = nodes_[node];
+  place.block = block;
+  place.key = number;
+  place.next = kNone;
+  place.prev = use.last;
+  (use.last == kNone ? use.first : nodes_[use.last].next) = node;
+  use.last = node;
+  if (++use.copies == 1) ++cached_;
+}
+
+bool CachedBlocks::erase(const Key& key, Block block) {
+  const Number number = find(key);
+  const Node node = node_of(number, block);
+  if (node == kNone) return false;
+  Use& use = uses_[number];
+  Place& place = nodes_[node];
+  (place.prev == kNone ? use.first : nodes_[place.prev].next) = place.next;
+  (place.next == kNone ? use.last : nodes_[place.next].prev) = place.prev;
+  place.key = kNone;
+  if (node != block) {
+    Node before = block;
+    while (nodes_[before].also != node) before = nodes_[before].also;
+    nodes_[before].also = place.also;
+    free_nodes_.push_back(node);
+  }
+  if (--use.copies == 0) --cached_;
+  drop_if_unused(number);
+  return true;
+}
+
+void CachedBlocks::set_apart(const Key& key, bool apart) {
+  Number number = find(key);
+  if (number == kNone && apart) number = add(key);
+  if (number == kNone) return;
+  uses_[number].apart = apart;
+  drop_if_unused(number);
+}
+
+void CachedBlocks::none_apart() {
+  for (Number number = 0; number < uses_.size(); ++number) {
+    if (!uses_[number].apart) continue;
+    uses_[number].apart = false;
+    drop_if_unused(number);
+  }
+}
+
+void CachedBlocks::clear() {
+  for (Node node = 0; node < nodes_.size(); ++node) {
+    if (nodes_[node].key == kNone) continue;
+    // A copy: erasing the last block of a key lets go of its name.
+    const std::string bytes = keys_[nodes_[node].key].bytes;
+    erase({bytes, keys_[nodes_[node].key].hash}, nodes_[node].block);
+  }
+}
+
+}  // namespace statecache
