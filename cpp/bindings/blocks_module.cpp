@@ -242,8 +242,7 @@ PYBIND11_MODULE(_blocks, m) {
           },
           py::arg("cursor"));
 
-  py::class_<Stock, Queue>(m, "StockQueue")
-      .def(py::init<py::object>(), py::arg("cached"));
+  py::class_<Stock, Queue>(m, "StockQueue").def(py::init<py::object>(), py::arg("cached"));
 
   py::class_<Reuse, Queue>(m, "ReuseQueue")
       .def(py::init<py::object, std::string>(), py::arg("cached"), py::arg("ending"))

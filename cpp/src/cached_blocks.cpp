@@ -92,8 +92,10 @@ void CachedBlocks::insert(const Key& key, Block block) {
   const Number number = known == kNone ? add(key) : known;
   if (node != block) {
     free_nodes_.pop_back();
-    nodes_[node].also = nodes_[block].also;
-    nodes_[block].also = node;
+    Node last = block;
+    while (nodes_[last].also != kNone) last = nodes_[last].also;
+    nodes_[last].also = node;
+    nodes_[node].also = kNone;
   }
   Use& use = uses_[number];
   Place& place = nodes_[node];
@@ -106,21 +108,30 @@ void CachedBlocks::insert(const Key& key, Block block) {
   if (++use.copies == 1) ++cached_;
 }
 
+void CachedBlocks::relink(const Place& place, Use& use, Node before, Node behind) {
+  (place.prev == kNone ? use.first : nodes_[place.prev].next) = before;
+  (place.next == kNone ? use.last : nodes_[place.next].prev) = behind;
+}
+
 bool CachedBlocks::erase(const Key& key, Block block) {
   const Number number = find(key);
   const Node node = node_of(number, block);
   if (node == kNone) return false;
   Use& use = uses_[number];
-  Place& place = nodes_[node];
-  (place.prev == kNone ? use.first : nodes_[place.prev].next) = place.next;
-  (place.next == kNone ? use.last : nodes_[place.next].prev) = place.prev;
-  place.key = kNone;
+  relink(nodes_[node], use, nodes_[node].next, nodes_[node].prev);
+  Node unused = node;
   if (node != block) {
     Node before = block;
     while (nodes_[before].also != node) before = nodes_[before].also;
-    nodes_[before].also = place.also;
-    free_nodes_.push_back(node);
+    nodes_[before].also = nodes_[node].also;
+  } else if (nodes_[block].also != kNone) {
+    // The next key is the first one now.
+    unused = nodes_[block].also;
+    nodes_[block] = nodes_[unused];
+    relink(nodes_[block], uses_[nodes_[block].key], block, block);
   }
+  nodes_[unused].key = kNone;
+  if (unused != block) free_nodes_.push_back(unused);
   if (--use.copies == 0) --cached_;
   drop_if_unused(number);
   return true;
@@ -143,11 +154,12 @@ void CachedBlocks::none_apart() {
 }
 
 void CachedBlocks::clear() {
-  for (Node node = 0; node < nodes_.size(); ++node) {
-    if (nodes_[node].key == kNone) continue;
-    // A copy: erasing the last block of a key lets go of its name.
-    const std::string bytes = keys_[nodes_[node].key].bytes;
-    erase({bytes, keys_[nodes_[node].key].hash}, nodes_[node].block);
+  for (Block block = 0; block < blocks_; ++block) {
+    while (nodes_[block].key != kNone) {
+      // A copy: erasing the last block of a key lets go of its name.
+      const Named key = keys_[nodes_[block].key];
+      erase({key.bytes, key.hash}, block);
+    }
   }
 }
 

@@ -14,17 +14,21 @@ from typing import Any
 
 from statecache.settings import flag_of
 
-__all__ = ["Seam", "SeamError", "check", "methods", "probe"]
+__all__ = ["Seam", "SeamError", "check", "methods", "probe", "replaced"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Seam:
-    """One thing of an engine that is used, and what must hold for it."""
+    """One thing of an engine that is used, and what must hold for it.
+
+    `public`, of a class that is replaced: all it may have that others could call.
+    """
 
     module: str
     path: str
     parameters: tuple[str, ...] = ()
     base: str | None = None
+    public: tuple[str, ...] | None = None
 
     def state(self) -> str:
         """Return "ok", "missing", or "moved" with what is different."""
@@ -38,6 +42,10 @@ class Seam:
             found = found.__func__
         if self.base is not None and self.base not in [b.__name__ for b in found.__mro__[1:]]:
             return f"moved (no longer a {self.base})"
+        if self.public is not None:
+            more = {name for name in vars(found) if not name.startswith("_")} - {*self.public}
+            if more:
+                return f"moved (has {', '.join(sorted(more))}, too)"
         if self.parameters:
             names = tuple(inspect.signature(found).parameters)
             if names != self.parameters:
@@ -83,3 +91,9 @@ def methods(module: str, owner: str, parameters: dict[str, str]) -> tuple[Seam, 
         Seam(module, f"{owner}.{name}", ("self", *taken.split()))
         for name, taken in parameters.items()
     )
+
+
+def replaced(module: str, owner: str, parameters: dict[str, str]) -> tuple[Seam, ...]:
+    """Return the seams of a class in whose place the adapter puts its own, which has no more."""
+    own = Seam(module, owner, public=tuple(parameters))
+    return (own, *methods(module, owner, parameters))

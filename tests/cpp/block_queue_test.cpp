@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
 #include <optional>
 #include <random>
@@ -22,41 +23,30 @@ namespace {
 
 using Blocks = std::vector<Block>;
 
-// A pool's cache: keys by block, and the blocks of a key in the order in which they were cached.
-class Cache final : public BlockCache {
- public:
-  explicit Cache(size_t blocks) : keys_(blocks) {}
+CachedBlocks::Key key_of(std::string_view bytes) {
+  return {bytes, std::hash<std::string_view>()(bytes)};
+}
 
-  void look_up(std::span<const Block> blocks, std::span<CachedBlock> seen, bool first) override {
-    for (size_t at = 0; at < blocks.size(); ++at) {
-      if (looks_left-- == 0) throw std::runtime_error("the cache does not answer");
-      const std::string& key = keys_[blocks[at]];
-      if (key.empty()) continue;
-      const Blocks& copies = copies_.at(key);
-      seen[at] = {.key = key,
-                  .apart = std::ranges::count(apart, key) > 0,
-                  .copies = static_cast<uint32_t>(copies.size()),
-                  .first = first ? copies.front() : kNoBlock};
-    }
-  }
+// What the blocks of a pool hold, one key a block at most.
+class Cache {
+ public:
+  explicit Cache(size_t blocks) : blocks(blocks), keys_(blocks) {}
+
   const std::string& key(Block block) const { return keys_[block]; }
   void set(Block block, const std::string& key) {
     clear(block);
     keys_[block] = key;
-    copies_[key].push_back(block);
+    blocks.insert(key_of(key), block);
   }
   void clear(Block block) {
-    if (keys_[block].empty()) return;
-    std::erase(copies_[keys_[block]], block);
+    if (!keys_[block].empty()) blocks.erase(key_of(keys_[block]), block);
     keys_[block].clear();
   }
 
-  std::vector<std::string> apart;
-  int looks_left = -1;
+  CachedBlocks blocks;
 
  private:
   std::vector<std::string> keys_;
-  std::map<std::string, Blocks> copies_;
 };
 
 // A queue with all blocks of its pool in it.
@@ -64,7 +54,7 @@ template <typename Queue>
 struct Pool {
   template <typename... More>
   explicit Pool(size_t blocks, More&&... more)
-      : cache(blocks), queue(blocks, cache, std::forward<More>(more)...) {
+      : cache(blocks), queue(cache.blocks, std::forward<More>(more)...) {
     for (Block block = 0; block < blocks; ++block) append({block});
   }
   void append(const Blocks& blocks) { queue.append(blocks); }
@@ -100,7 +90,7 @@ TEST(StockQueueTest, FirstInFirstOutButBlocksThatHoldNothingGoFirst) {
 
 TEST(StockQueueTest, BlocksKeptApartGoFirst) {
   Pool<StockQueue> pool(2);
-  pool.cache.apart = {"2kv"};
+  pool.cache.blocks.set_apart(key_of("2kv"), true);
   pool.cached({"2kv", "1kv"});
   EXPECT_EQ(pool.take(1), Blocks{0});
 }
@@ -136,19 +126,7 @@ TEST(BlockQueueTest, ErrorsChangeNothing) {
   EXPECT_THROW(pool.queue.remove(4), std::out_of_range);
   EXPECT_THROW(pool.queue.in_order(1), std::logic_error);
   unchanged();
-  pool.cache.looks_left = 1;
-  EXPECT_THROW(pool.append({1, 2}), std::runtime_error);
-  unchanged();
   EXPECT_EQ(pool.queue.free_blocks(), 2U);
-}
-
-TEST(BlockQueueTest, BlocksAreFreeAgainWhenTheCacheFailsHalfway) {
-  Pool<ReuseQueue> pool(3, "kv");
-  pool.cached({"1kv", "2kv", "3kv"});
-  pool.cache.looks_left = 2;
-  EXPECT_THROW(pool.take(3), std::runtime_error);
-  EXPECT_EQ(pool.queue.free_blocks(), 3U);
-  EXPECT_EQ(pool.take(3), (Blocks{2, 1, 0}));
 }
 
 TEST(ReuseQueueTest, BlocksThatHoldNothingGoFirstThenCopies) {
@@ -181,11 +159,11 @@ TEST(ReuseQueueTest, TheBlockFreedLastStaysAndTheOthersBecomeCopies) {
 
 TEST(ReuseQueueTest, ACopyThatWasKeptApartIsNoCopyInUse) {
   Pool<ReuseQueue> pool(4, "kv");
-  pool.cache.apart = {"1state"};
+  pool.cache.blocks.set_apart(key_of("1state"), true);
   pool.take(3);
   pool.cache.set(0, "1state");
   pool.append({0});
-  pool.cache.apart.clear();
+  pool.cache.blocks.none_apart();
   pool.cache.set(1, "1state");
   pool.cache.set(2, "2kv");
   pool.append({2, 1});
@@ -206,7 +184,7 @@ TEST(ReuseQueueTest, TheOlderKindGoes) {
   EXPECT_EQ(pool.take(1), Blocks{0});  // ages 2 and 1
 }
 
-TEST(ReuseQueueTest, OfCopiesTheCacheIsNotAskedIfNobodyListens) {
+TEST(ReuseQueueTest, TheLastBlockOfAKeyIsRememberedAlthoughItsCopyWentInTheSameCall) {
   Pool<ReuseQueue> pool(3, "kv");
   pool.cached({"1kv", "2kv"});
   pool.queue.set_fresh_is_proven(true);
@@ -214,13 +192,10 @@ TEST(ReuseQueueTest, OfCopiesTheCacheIsNotAskedIfNobodyListens) {
   pool.cache.set(2, "1kv");
   pool.append({2});
   EXPECT_EQ(pool.queue.in_order(), (Blocks{0, 2, 1}));  // a copy, a proven block, a fresh one
-  pool.cache.looks_left = 2;
   Blocks taken(3);
   pool.queue.take(taken, nullptr);
   EXPECT_EQ(taken, (Blocks{0, 1, 2}));
-  EXPECT_EQ(pool.cache.looks_left, 0);
-  // Block 2 was the last one of its key, although the copy that went before it was not asked of:
-  // it is remembered, and being missed counts for proven blocks.
+  // Being missed counts for proven blocks, of which block 2 was one.
   const std::vector<std::string_view> missing{"1"};
   pool.queue.looked_up(missing);
   for (int i = 0; i < 63; ++i) pool.queue.looked_up({});
@@ -363,7 +338,7 @@ TEST(GdsQueueTest, AStateToldOfTooLateGoesWithItsFirstBlock) {
 TEST(GdsQueueTest, ABlockKeptApartGoesFirstAndTakesItsStateAlong) {
   GdsPool gds(3);
   auto& pool = gds.pool;
-  pool.cache.apart = {"1a", "1b"};
+  for (const char* key : {"1a", "1b"}) pool.cache.blocks.set_apart(key_of(key), true);
   pool.take(3);
   pool.cache.set(0, "1kv");
   pool.cache.set(1, "1a");

@@ -67,6 +67,19 @@ def test_the_cheapest_state_goes_first():
     assert made.parent_of(deep) is None
 
 
+def test_nothing_is_kept_of_what_led_to_a_state_that_is_gone():
+    made, states = tree("abcdef", "abcXYZ", "q")
+    assert len(made._run_with) == 10
+    made.erase(states["abcXYZ"])
+    assert sorted(made._run_with) == sorted([*path("abcdef"), b"q"])
+    made.check()
+    made.erase(states["abcdef"])
+    made.erase(states["q"])
+    assert made._run_with == {}
+    assert made.put(path("ab")) == 4
+    assert made.parent_of(4) is None
+
+
 def test_random_states_are_known_as_a_plain_search_finds_them():
     rng = random.Random(0)
     made = StateTree(settings(), BLOCK)
@@ -86,7 +99,16 @@ def test_random_states_are_known_as_a_plain_search_finds_them():
             assert made.parent_of(state) == (known[above[0]] if above else None)
         block = text[: rng.randint(1, len(text))]
         below = {state for t, state in known.items() if t.startswith(block)}
-        assert set(made.depending_on(block.encode())) == below
+        found = made.depending_on(block.encode())
+        assert set(found) == below
+        depths = {state: len(t) for t, state in known.items()}
+        above = [(at, one) for at, one in enumerate(found) if made.parent_of(one) in below]
+        assert all(found.index(made.parent_of(one)) < at for at, one in above)
+        deepest = sorted((t for t in known if text.startswith(t)), key=len, reverse=True)
+        assert list(made.on(path(text))) == [known[t] for t in deepest]
+        assert [made.depth_of(one) for one in made.on(path(text))] == [
+            depths[s] for s in made.on(path(text))
+        ]
 
 
 class Told(dict):

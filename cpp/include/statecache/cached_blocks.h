@@ -88,6 +88,8 @@ class CachedBlocks {
   void drop_if_unused(Number number);
   void grow();
   Node node_of(Number number, Block block) const;
+  // Has whoever is before and behind `place` point to these nodes.
+  void relink(const Place& place, Use& use, Node before, Node behind);
 
   size_t blocks_;
   size_t cached_ = 0;

@@ -100,9 +100,10 @@ class CheckpointBook:
 
     def deepest(self, path: Sequence[Hash], above: int) -> tuple[int, int] | None:
         """Return the deepest state on `path` deeper than `above` blocks, and its slot."""
-        for depth in range(len(path), above, -1):
-            state = self.tree.find(path[depth - 1])
-            if state is not None and state not in self._pending:
+        for state in self.tree.on(path):
+            if self.tree.depth_of(state) <= above:
+                break
+            if state not in self._pending:
                 return state, self._slot[state]
         return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statecache.seam import Seam, methods
+from statecache.seam import Seam, methods, replaced
 from statecache_vllm.names import (
     ARGUMENTS,
     CONNECTOR,
@@ -52,11 +52,20 @@ SEAMS: tuple[Seam, ...] = (
             "reset_prefix_cache": "",
         },
     ),
-    Seam(POOL, "BlockHashToBlockMap", ()),
+    *replaced(
+        POOL,
+        "BlockHashToBlockMap",
+        {
+            "get_one_block": "key",
+            "contain": "key block_id",
+            "insert": "key block",
+            "pop": "key block_id",
+        },
+    ),
     Seam(HASHES, "get_group_id", ("key",)),
     Seam(HASHES, "get_block_hash", ("key",)),
     Seam(HASHES, "make_block_hash_with_group_id", ("block_hash", "group_id")),
-    *methods(
+    *replaced(
         HASHES,
         "FreeKVCacheBlockQueue",
         {
@@ -70,7 +79,7 @@ SEAMS: tuple[Seam, ...] = (
             "iter_blocks_after": "cursor",
         },
     ),
-    *(Seam(HASHES, f"KVCacheBlock.{name}") for name in ("block_id", "_block_hash")),
+    *(Seam(HASHES, f"KVCacheBlock.{name}") for name in ("block_id", "block_hash")),
     *methods(MANAGER, "KVCacheManager", {"get_computed_blocks": "request", "free": "request"}),
     Seam(MANAGER, "KVCacheManager.allocate_slots"),
     *methods(

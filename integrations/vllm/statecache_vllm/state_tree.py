@@ -2,13 +2,13 @@
 
 A path is the sequence of block hashes of a request, one for each block; a block hash stands for all
 tokens up to its end, with cache salt, adapter and multimodal inputs in it. A state is named by the
-hash at its end. Between two states only the hashes of the blocks in between are kept, so that the
-tree is no larger than what it describes.
+hash at its end. The tree is no larger than what it describes: it holds the blocks on the paths of
+resident states, in runs that end at a state or where paths part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from statecache import StateIndex
 from statecache.settings import Settings
@@ -18,14 +18,17 @@ __all__ = ["StateTree"]
 Hash = bytes
 
 
-class _State:
-    __slots__ = ("children", "depth", "parent", "segment")
+class _Run:
+    """Blocks that follow each other, and the state at their end, if there is one."""
 
-    def __init__(self, depth: int, parent: int | None, segment: tuple[Hash, ...]) -> None:
-        self.depth = depth
-        self.parent = parent
-        self.segment = segment  # hashes below the parent, this state's own last
-        self.children: dict[int, None] = {}
+    __slots__ = ("above", "below", "depth", "hashes", "state")
+
+    def __init__(self, above: _Run | None, hashes: tuple[Hash, ...], depth: int) -> None:
+        self.above = above
+        self.hashes = hashes
+        self.depth = depth  # of the last block
+        self.state: int | None = None
+        self.below: dict[_Run, None] = {}
 
 
 class StateTree:
@@ -40,9 +43,9 @@ class StateTree:
     def clear(self) -> None:
         """Forget every state. Numbers are never used twice."""
         self._index = StateIndex(self._settings.policy, self._settings.cost_model())
-        self._states: dict[int, _State] = {}
-        self._at: dict[Hash, int] = {}
-        self._through: dict[Hash, dict[int, None]] = {}  # states whose segment holds a hash
+        self._root = _Run(None, (), 0)
+        self._run_at: dict[int, _Run] = {}  # by state
+        self._run_with: dict[Hash, _Run] = {}
 
     @property
     def index(self) -> StateIndex:
@@ -51,44 +54,89 @@ class StateTree:
 
     def find(self, block_hash: Hash) -> int | None:
         """Return the state that ends with this block, if there is one."""
-        return self._at.get(block_hash)
+        run = self._run_with.get(block_hash)
+        return run.state if run is not None and run.hashes[-1] == block_hash else None
+
+    def on(self, path: Sequence[Hash]) -> Iterator[int]:
+        """Yield the states on `path`, the deepest one first."""
+        known = self._known(path)
+        run = self._run_with[path[known - 1]] if known else self._root
+        if run.depth > known:
+            run = run.above or run
+        return self._states_from(run)
 
     def hash_of(self, state: int) -> Hash:
         """Return the hash at the end of `state`."""
-        return self._states[state].segment[-1]
+        return self._run_at[state].hashes[-1]
 
     def put(self, path: Sequence[Hash]) -> int:
         """A state was set at the end of `path`; set again is a use. Returns its number."""
-        own, depth = path[-1], len(path)
-        found = self._at.get(own)
+        found = self.find(path[-1])
         if found is not None:
             self._index.touch(found)
             return found
-        above = next((at for at in range(depth - 1, 0, -1) if path[at - 1] in self._at), 0)
-        parent = self._at[path[above - 1]] if above else None
-        below = list(self._through.get(own, ()))
+        run = self._end_of(path)
+        parent = next(self._states_from(run), None)
         self._last += 1
-        state = self._last
-        self._index.insert(state, depth * self._block_tokens, parent, below)
-        made = self._states[state] = _State(depth, parent, tuple(path[above:]))
-        self._at[own] = state
-        for child in below:
-            self._hang(child, state, depth - above)
-        if parent is not None:
-            self._states[parent].children[state] = None
-        for block_hash in made.segment:
-            self._through.setdefault(block_hash, {})[state] = None
-        return state
+        below = self._nearest_below(run)
+        self._index.insert(self._last, run.depth * self._block_tokens, parent, below)
+        run.state = self._last
+        self._run_at[self._last] = run
+        return self._last
 
-    def _hang(self, child: int, state: int, cut: int) -> None:
-        record = self._states[child]
-        if record.parent is not None:
-            del self._states[record.parent].children[child]
-        for block_hash in record.segment[:cut]:
-            del self._through[block_hash][child]
-        record.parent = state
-        record.segment = record.segment[cut:]
-        self._states[state].children[child] = None
+    def _known(self, path: Sequence[Hash]) -> int:
+        """Return how many blocks of `path` are in the tree; with a block all before it are."""
+        low, high = 0, len(path)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if path[middle - 1] in self._run_with:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _end_of(self, path: Sequence[Hash]) -> _Run:
+        """Return the run that ends with `path`, made or split off if need be."""
+        known = self._known(path)
+        run = self._run_with[path[known - 1]] if known else self._root
+        if run.depth > known:
+            run = self._split(run, len(run.hashes) - (run.depth - known))
+        return run if known == len(path) else self._hang(run, tuple(path[known:]))
+
+    def _hang(self, above: _Run, hashes: tuple[Hash, ...]) -> _Run:
+        run = _Run(above, hashes, above.depth + len(hashes))
+        above.below[run] = None
+        self._run_with.update(dict.fromkeys(hashes, run))
+        return run
+
+    def _split(self, run: _Run, cut: int) -> _Run:
+        """Return a new run with the first `cut` blocks of `run`, which hangs below it then."""
+        above = run.above or self._root
+        del above.below[run]
+        upper = self._hang(above, run.hashes[:cut])
+        run.hashes = run.hashes[cut:]
+        run.above = upper
+        upper.below[run] = None
+        return upper
+
+    @staticmethod
+    def _states_from(run: _Run | None) -> Iterator[int]:
+        while run is not None:
+            if run.state is not None:
+                yield run.state
+            run = run.above
+
+    @staticmethod
+    def _nearest_below(run: _Run) -> list[int]:
+        """Return the states below the end of `run` with no other state between."""
+        found, runs = [], list(run.below)
+        while runs:
+            one = runs.pop()
+            if one.state is None:
+                runs.extend(one.below)
+            else:
+                found.append(one.state)
+        return found
 
     def use(self, state: int) -> None:
         """`state` was restored or hit."""
@@ -123,58 +171,75 @@ class StateTree:
         self.dropped(state)
 
     def depending_on(self, block_hash: Hash) -> list[int]:
-        """Return the states that are worth nothing without this block, deepest branches last."""
-        found = list(self._through.get(block_hash, ()))
-        for state in found:
-            found.extend(self._states[state].children)
+        """Return the states that are worth nothing without this block, each before those below."""
+        run = self._run_with.get(block_hash)
+        found, runs = [], [] if run is None else [run]
+        while runs:
+            one = runs.pop()
+            if one.state is not None:
+                found.append(one.state)
+            runs.extend(one.below)
         return found
 
     def dropped(self, state: int) -> None:
-        """The index knows `state` no longer: its children hang below its parent."""
-        record = self._states.pop(state)
-        del self._at[record.segment[-1]]
-        for block_hash in record.segment:
-            through = self._through[block_hash]
-            del through[state]
-            through.update(record.children)
-            if not through:
-                del self._through[block_hash]
-        if record.parent is not None:
-            siblings = self._states[record.parent].children
-            del siblings[state]
-            siblings.update(record.children)
-        for child in record.children:
-            below = self._states[child]
-            below.parent = record.parent
-            below.segment = record.segment + below.segment
+        """The index knows `state` no longer: what only led to it goes."""
+        run = self._run_at.pop(state)
+        run.state = None
+        while run.above is not None and run.state is None and not run.below:
+            for block_hash in run.hashes:
+                del self._run_with[block_hash]
+            del run.above.below[run]
+            run = run.above
+        if run.above is not None and run.state is None and len(run.below) == 1:
+            self._join(run.above, run, next(iter(run.below)))
+
+    def _join(self, above: _Run, upper: _Run, lower: _Run) -> None:
+        """Make one run of two, of the longer one."""
+        kept, gone = (upper, lower) if len(upper.hashes) > len(lower.hashes) else (lower, upper)
+        self._run_with.update(dict.fromkeys(gone.hashes, kept))
+        del above.below[upper]
+        above.below[kept] = None
+        kept.hashes = upper.hashes + lower.hashes
+        kept.above, kept.below = above, lower.below
+        kept.depth, kept.state = lower.depth, lower.state
+        for one in kept.below:
+            one.above = kept
+        if kept.state is not None:
+            self._run_at[kept.state] = kept
 
     def __contains__(self, state: int) -> bool:
-        return state in self._states
+        return state in self._run_at
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self._run_at)
 
     def depth_of(self, state: int) -> int:
         """Return the depth of `state` in blocks."""
-        return self._states[state].depth
+        return self._run_at[state].depth
 
     def parent_of(self, state: int) -> int | None:
         """Return the nearest shallower state on the path of `state`."""
-        return self._states[state].parent
+        return next(self._states_from(self._run_at[state].above), None)
 
     def check(self) -> None:
         """Verify the index and that both sides know the same tree; raise `RuntimeError`."""
         self._index.check()
-        if len(self._index) != len(self._states) or len(self._at) != len(self._states):
+        if len(self._index) != len(self._run_at):
             raise RuntimeError("the index and the tree know different states")
-        through: dict[Hash, dict[int, None]] = {}
-        for state, record in self._states.items():
-            above = 0 if record.parent is None else self._states[record.parent].depth
-            if len(record.segment) != record.depth - above:
-                raise RuntimeError(f"state {state} has a segment of the wrong length")
-            for block_hash in record.segment:
-                through.setdefault(block_hash, {})[state] = None
-        if {key: set(value) for key, value in through.items()} != {
-            key: set(value) for key, value in self._through.items() if value
-        }:
-            raise RuntimeError("blocks and the states below them disagree")
+        with_hash: dict[Hash, _Run] = {}
+        states, runs = {}, [self._root]
+        while runs:
+            run = runs.pop()
+            runs.extend(run.below)
+            with_hash.update(dict.fromkeys(run.hashes, run))
+            if run.state is not None:
+                states[run.state] = run
+            above = run.above
+            if above is None:
+                continue
+            if run not in above.below or run.depth != above.depth + len(run.hashes):
+                raise RuntimeError(f"a run of {len(run.hashes)} blocks hangs at the wrong place")
+            if run.state is None and len(run.below) < 2:
+                raise RuntimeError(f"a run of {len(run.hashes)} blocks ends for no reason")
+        if states != self._run_at or with_hash != self._run_with:
+            raise RuntimeError("runs are not known by their blocks and states")

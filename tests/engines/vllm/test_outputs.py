@@ -36,3 +36,35 @@ def test_every_token_is_the_same_with_the_plugin(model, off, plugin):
         if "native" in plugin:
             engine.planner.book.check()
         assert engine.pool.get_num_free_blocks() == 25
+
+
+@pytest.mark.parametrize("plugin", ["reuse", "native, chunks of 64"])
+def test_prompts_of_about_one_block(model, plugin):
+    """Of 1 to 65 tokens, each asked twice: a state needs a whole block and a token after it.
+
+    Tokens are vLLM's own; what is cached at the second asking is the prompt's whole blocks, less
+    the one that ends with its last token, which has to be computed.
+    """
+    prompts = [document(40 + length, length) for length in (1, 2, 31, 32, 33, 64, 65)]
+    with run(model, **ROOM) as engine:
+        expected = texts(engine.ask(prompts))
+    with run(model, **ROOM, plugin=PLUGINS[plugin]) as engine:
+        cold, warm = engine.ask(prompts), engine.ask(prompts)
+        assert texts(cold) == texts(warm) == expected
+        assert cached(cold) == [0] * 7
+        assert cached(warm) == [0, 0, 0, 0, 32, 32, 64]
+        assert engine.planner.guard.anomalies == 0
+        assert engine.pool.get_num_free_blocks() == 25
+
+
+def test_engines_one_after_the_other_do_not_touch_each_other(model, off):
+    """With a checkpoint pool, without the plugin, with another order: in one process."""
+    for plugin in (PLUGINS["native, chunks of 64"], None, PLUGINS["stock"], None):
+        with run(model, **ROOM, plugin=plugin) as engine:
+            assert texts(engine.ask(PROMPTS[:3])) == texts(off[:3])
+            if plugin is None:
+                assert engine.scheduler.connector is None
+                assert type(engine.pool.free_block_queue).__module__.startswith("vllm.")
+                assert type(engine.pool.cached_block_hash_to_block).__module__.startswith("vllm.")
+            else:
+                assert engine.planner.guard.anomalies == 0

@@ -47,6 +47,10 @@ def test_every_seam_of_the_installed_version_is_in_place():
             Seam("vllm.v1.kv_cache_interface", "MambaSpec", base="AttentionSpec"),
             "moved (no longer a AttentionSpec)",
         ),
+        (
+            Seam("vllm.v1.core.block_pool", "BlockHashToBlockMap", public=("insert", "pop")),
+            "moved (has contain, get_one_block, too)",
+        ),
     ],
 )
 def test_a_seam_that_changed_stops_with_one_line(monkeypatch, model, seam, state):
