@@ -39,7 +39,7 @@ class CachedBlocks:
     def clear(self) -> None:
         """Take out every block. Keys that are apart stay so. Queues have to be told: `reset`."""
 
-    def set_apart(self, key: bytes, apart: bool, /) -> None:  # noqa: FBT001
+    def set_apart(self, key: bytes, apart: bool, /) -> None:
         """Say whether the key is kept elsewhere too."""
 
     def is_apart(self, key: bytes, /) -> bool:
@@ -51,8 +51,8 @@ class CachedBlocks:
 class BlockQueue:
     """Free blocks in the order in which they are handed out: at first none. Single-threaded.
 
-    Blocks that are cached under no key go first, and those whose key is apart. `lost` is told each key whose
-    last copy has been handed out; what it raises is reported, not raised.
+    Blocks that are cached under no key go first, and those whose key is apart. `lost` is told each
+    key whose last copy has been handed out; what it raises is reported, not raised.
     """
 
     lost: Callable[[bytes], object] | None
@@ -73,7 +73,7 @@ class BlockQueue:
     def prepend_n(self, blocks: Iterable[Any]) -> None:
         """Take back blocks without a key: they go first, the first one before the others."""
 
-    def remove(self, block: Any) -> None:
+    def remove(self, block: Any, /) -> None:
         """A free block was hit and is in use again."""
 
     def unhashed(self, block: Any) -> None:

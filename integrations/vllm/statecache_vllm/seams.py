@@ -161,7 +161,7 @@ def transfer_group() -> Any:
 
 
 def put_cache(pool: Any, cached: Any) -> None:
-    """Have `pool` keep in `cached` what its blocks hold. Raises `SystemExit` if one does already."""
+    """Have `pool` keep in `cached` what its blocks hold; `SystemExit` if they hold anything yet."""
     if len(pool.cached_block_hash_to_block):
         raise SystemExit("statecache: the block pool is in use already")
     pool.cached_block_hash_to_block = cached
