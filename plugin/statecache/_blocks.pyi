@@ -7,10 +7,11 @@ nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, final
 
 from statecache._index import StateIndex
 
+@final
 class CachedBlocks:
     """What the blocks of a pool hold: under each key one or several. In an engine's map's place.
 

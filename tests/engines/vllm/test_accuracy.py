@@ -5,6 +5,7 @@ the output. Two runs are compared up to the first token that differs, at the tok
 the 20 likeliest in both.
 """
 
+import itertools
 import statistics
 
 import pytest
@@ -85,31 +86,40 @@ def in_batches(model, blocks, plugin=None):
     return found, count
 
 
+SCARCE = (24, 26, 28)
+
+
 @pytest.fixture(scope="module")
 def stock(model):
-    """VLLM with room for all, and the most that few blocks alone change in it."""
+    """VLLM with room for all, and the most that the number of blocks alone changes in it."""
     room, none = in_batches(model, 200)
     assert none == 0
-    most = []
-    for blocks in (24, 26):
-        scarce, some = in_batches(model, blocks)
+    runs = {200: room}
+    for blocks in SCARCE:
+        runs[blocks], some = in_batches(model, blocks)
         assert some > 0
-        found, same = differences(room, scarce)
-        most.append(said(f"vLLM, {blocks} blocks, {some} preemptions", found, same, 24))
+    most = [
+        said(f"vLLM, {one} and {other} blocks", *differences(runs[one], runs[other]), 24)
+        for one, other in itertools.combinations(runs, 2)
+    ]
     return room, [max(one) for one in zip(*most, strict=True)]
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_batches_and_preemption_move_no_more_than_without_the_plugin(model, stock, plugin):
-    """Against a run with 200 blocks, as vLLM itself with fewer blocks.
+    """Three numbers of blocks together against 200 blocks, as vLLM itself between any two.
 
-    Measured means: vLLM .0129 and .0145 (24 and 26 blocks), `reuse` .0170, checkpoints
-    .0115; largest: vLLM .96, `reuse` .96, checkpoints .39. 24 outputs scatter by half the mean.
+    Measured: vLLM's pairs .0064 to .0145 on the mean, with 24, 26 and 28 blocks against 200 .0129,
+    .0145 and .0100. `reuse` .0129, .0170 and .0100, checkpoints .0129, .0115 and .0107. The largest
+    is .96 with and without the plugin.
     """
     room, (stock_mean, stock_top) = stock
-    scarce, some = in_batches(model, 26, PLUGINS[plugin])
-    assert some > 0
-    found, same = differences(room, scarce)
-    mean, top = said(f"{plugin}, 26 blocks, {some} preemptions", found, same, 24)
-    assert mean <= 1.5 * stock_mean
-    assert top <= stock_top
+    every = []
+    for blocks in SCARCE:
+        scarce, some = in_batches(model, blocks, PLUGINS[plugin])
+        assert some > 0
+        found, same = differences(room, scarce)
+        said(f"{plugin}, {blocks} blocks, {some} preemptions", found, same, 24)
+        every += found
+    assert statistics.fmean(every) <= stock_mean
+    assert max(every) <= stock_top
