@@ -207,6 +207,11 @@ PYBIND11_MODULE(_blocks, m) {
       .def_property_readonly("num_free_blocks",
                              [](Queue& self) { return self.order().free_blocks(); })
       .def_readwrite("lost", &Queue::lost)
+      // By itself pybind11 ends the process in the oldest protocols.
+      .def("__reduce_ex__",
+           [](const Queue&, int) -> py::object {
+             throw py::type_error("a queue of blocks cannot be pickled or copied");
+           })
       .def(
           "popleft_n", [](Queue& self, size_t n) { return self.pool.objects(self.take(n)); },
           py::arg("n"))

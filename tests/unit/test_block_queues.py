@@ -1,6 +1,8 @@
 """The block orders on traces small enough to follow by hand."""
 
+import copy
 import gc
+import pickle
 import random
 import weakref
 
@@ -277,6 +279,18 @@ def test_a_cache_that_drops_keys_without_a_word_stops_no_queue():
         elif len(used) < 4:
             used.append(pool.queue.popleft())
         assert len(set(order(pool))) == pool.queue.num_free_blocks == 4 - len(used)
+
+
+@pytest.mark.parametrize("make", [reuse, stock, gds])
+def test_a_queue_cannot_be_copied(make):
+    pool = make(2)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            pickle.dumps(pool.queue, protocol)
+        with pytest.raises(TypeError, match="CachedBlocks"):
+            pickle.dumps(pool.cached, protocol)
+    with pytest.raises(TypeError):
+        copy.copy(pool.queue)
 
 
 def test_blocks_behind_a_cursor():
