@@ -83,7 +83,8 @@ class Shadow:
         self.resumed += 1
         block, manager = self._run.block, self._run.scheduler.kv_cache_manager
         assert tokens % block == 0
-        wanted = self._run.scheduler.requests[name].block_hashes[tokens // block - 1]
+        hashes = self._run.scheduler.requests[name].block_hashes
+        wanted = hashes[tokens // manager.block_pool.hash_block_size - 1]
         for group in range(GROUPS):
             at = manager.get_block_ids(name)[group][tokens // block - 1]
             key = make_block_hash_with_group_id(wanted, group)
@@ -99,6 +100,7 @@ class Run:
         *,
         blocks: int,
         block: int = 16,
+        hash_block: int | None = None,
         plugin: dict[str, Any] | None = None,
         budget: int = 8192,
         requests: int = 8,
@@ -133,11 +135,11 @@ class Run:
             kv_cache_config=kv,
             structured_output_manager=StructuredOutputManager(self.config),
             block_size=block,
-            hash_block_size=block,
+            hash_block_size=hash_block or block,
             log_stats=False,
         )
         init_none_hash(_HASH)
-        self._hasher = get_request_block_hasher(block, _HASH)
+        self._hasher = get_request_block_hasher(hash_block or block, _HASH)
         self._count = 0
         self.block = block
         self.shadow = Shadow(self)

@@ -304,7 +304,7 @@ def heard_by_the_order(monkeypatch):
 
     for name, note in (
         ("mark_proven", lambda blocks: [block.block_id for block in blocks]),
-        ("looked_up", len),
+        ("looked_up", list),
     ):
         listener = listening(name, getattr(ReuseQueue, name), note)
         monkeypatch.setattr(ReuseQueue, name, listener)
@@ -326,8 +326,53 @@ def test_the_order_reuse_hears_of_hits_and_of_what_is_missing(monkeypatch, model
     assert True in heard["fresh_is_proven"]
     assert heard["fresh_is_proven"][-1] is False
     assert sorted(len(hit) for hit in heard["mark_proven"] if hit) == [1, 1, 1, 10]
-    assert heard["looked_up"] == [0, 0]  # nothing had been dropped so far
+    assert heard["looked_up"] == [[], []]  # nothing had been dropped so far
     for other in range(4):
         one.ask(words(random.Random(10 + other), 320))
     assert one.ask(prompt) == 0
-    assert heard["looked_up"][-1] == 10
+    assert len(heard["looked_up"][-1]) == 10
+
+
+def test_the_missing_keys_are_those_of_whole_blocks(monkeypatch, model):
+    """Blocks of 32 tokens with a hash every 16: of five blocks one is there and four are gone."""
+    heard = heard_by_the_order(monkeypatch)
+    one = Run(model, blocks=40, block=32, hash_block=16, plugin={})
+    prompt = words(random.Random(5), 161)
+    one.ask(words(random.Random(6), 800))
+    one.ask(words(random.Random(7), 800))  # something was dropped
+    one.ask(prompt[:33])
+    hashes = one.scheduler.requests[one.add(prompt)].block_hashes
+    one.finish()
+    assert len(hashes) == 10
+    assert heard["looked_up"][-1] == [hashes[at] for at in (3, 5, 7, 9)]
+
+
+def test_a_request_that_resumes_from_little_is_not_proven(monkeypatch, model):
+    """7 of 10 whole blocks are less than three quarters, 8 are not."""
+    for whole, proven in ((7, False), (8, True)):
+        heard = heard_by_the_order(monkeypatch)
+        one = Run(model, blocks=80, plugin={})
+        prompt = words(random.Random(5), 161)
+        one.ask(prompt[: 16 * whole + 1])
+        heard["fresh_is_proven"].clear()
+        assert one.ask(prompt) == 16 * whole
+        assert (True in heard["fresh_is_proven"]) == proven
+        monkeypatch.undo()
+
+
+def test_a_request_that_waits_is_a_lookup_of_the_order_once(monkeypatch, model):
+    """Two requests of 25 of 39 blocks: the second one is looked up in each step it waits."""
+    heard = heard_by_the_order(monkeypatch)
+    one = Run(model, blocks=40, plugin={})
+    lookups = []
+    original = one.scheduler.kv_cache_manager.get_computed_blocks
+
+    def looking(request):
+        lookups.append(request.request_id)
+        return original(request)
+
+    one.scheduler.kv_cache_manager.get_computed_blocks = looking
+    names = [one.add(words(random.Random(seed), 350), tokens=8) for seed in (1, 2)]
+    one.finish()
+    assert lookups.count(names[1]) > 2
+    assert len(heard["looked_up"]) == 2
