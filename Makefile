@@ -22,7 +22,7 @@ all: test
 test: lint test-cpp test-py test-engines tally
 
 test-quick: lint cpp-asan
-	$(RUN)/pytest --quick
+	$(RUN)/pytest -n 2 --quick
 
 $(VENV)/.ready: pyproject.toml tests/dev_requirements.py
 	@$(MAKE) --no-print-directory system
@@ -74,13 +74,15 @@ test-cpp: $(CPP_BUILDS)
 
 test-py: install
 	mkdir -p $(REPORTS)
-	$(RUN)/pytest --junit-xml=$(REPORTS)/python.xml
+	$(RUN)/pytest -n 2 --dist worksteal --junit-xml=$(REPORTS)/python.xml
 
-# The real engines on the CPU, in an environment of their own: their cache layers, then whole servers.
+# The real engines on the CPU, in an environment of their own: their cache layers and whole servers,
+# one engine a core. What a suite prints is shown when it has ended.
 test-engines: engines
 	mkdir -p $(REPORTS)
-	$(ENGINES)/bin/python -m pytest tests/engines/sglang --junit-xml=$(REPORTS)/sglang.xml
-	$(ENGINES)/bin/python -m pytest tests/engines/vllm --junit-xml=$(REPORTS)/vllm.xml
+	printf '%s\n' sglang vllm | xargs -P 2 -I '{}' sh -c '$(ENGINES)/bin/python -m pytest \
+	  tests/engines/{} --junit-xml=$(REPORTS)/{}.xml >$(REPORTS)/{}.log 2>&1; ended=$$?; \
+	  cat $(REPORTS)/{}.log; exit $$ended'
 
 engines: $(VENV)/.ready
 	tests/engines/install.sh $(ENGINES)
