@@ -1,0 +1,201 @@
+"""What the scheduler's half tells the queue, the map and the book of checkpoints, one by one."""
+
+import random
+import types
+
+import pytest
+from scheduled import Run, without_states, words
+from vllm.v1.core.block_pool import BlockPool
+
+from statecache.settings import Settings
+from statecache_vllm import seams
+from statecache_vllm.chunks import end_chunks
+from statecache_vllm.guard import Guard
+from statecache_vllm.state_tree import StateTree
+
+BLOCK = 16
+
+
+def pool(slots, **more):
+    return {"checkpoints": "native", "checkpoint_slots": slots, **more}
+
+
+def prompts(count, tokens=BLOCK * 6 + 1):
+    return [words(random.Random(seed), tokens) for seed in range(count)]
+
+
+def in_book(run, prompt):
+    hashes = run._hasher(
+        types.SimpleNamespace(
+            **dict.fromkeys(("lora_request", "cache_salt", "prompt_embeds")),
+            block_hashes=[],
+            num_tokens=len(prompt),
+            all_token_ids=prompt,
+            mm_features=[],
+        )
+    )
+    return [one for one in hashes if run.planner.book.tree.find(one) is not None]
+
+
+def keys_apart(run):
+    """The keys of blocks that hold a state which is in a checkpoint, too."""
+    keys = {block.block_hash for block in run.pool.blocks} - {None}
+    return {key for key in keys if run.planner._cached.is_apart(key)}
+
+
+def test_a_state_is_apart_while_it_is_in_the_book_and_no_longer(model):
+    """One slot: the second prompt's state takes it. Then its KV goes, and the state with it."""
+    run = Run(model, blocks=80, plugin=pool(1))
+    first, second = prompts(2)
+    run.ask(first)
+    own = keys_apart(run)
+    assert len(own) == 3  # one block in each group of states
+    run.ask(second)
+    others = keys_apart(run)
+    assert len(others) == 3
+    assert not others & own
+    (state,) = in_book(run, second)
+    kv = run.planner._kv_endings[0]
+    run.pool.evict_blocks({b.block_id for b in run.pool.blocks if b.block_hash == state + kv})
+    assert len(run.planner.book) == 0
+    assert keys_apart(run) == set()
+
+
+def test_a_block_that_vllm_evicts_is_the_next_one_to_go(model):
+    run = Run(model, blocks=80, plugin={})
+    (prompt,) = prompts(1)
+    run.ask(prompt)
+    kept = [block for block in run.pool.blocks if block.block_hash is not None]
+    run.pool.get_new_blocks(79 - len(kept))  # what holds nothing yet
+    last = run.pool.free_block_queue.get_all_free_blocks()[-1]
+    run.pool.evict_blocks({last.block_id})
+    assert run.pool.get_new_blocks(1) == [last]
+
+
+@pytest.mark.parametrize("how", ["hit in its blocks", "restored"])
+def test_a_checkpoint_that_served_is_used_later_than_the_others(model, how):
+    """Two slots under lru: the first prompt is asked again, so the third one takes the second's."""
+    run = Run(model, blocks=80, plugin=pool(2, policy="lru"))
+    first, second, third = prompts(3)
+    run.ask(first)
+    run.ask(second)
+    if how == "restored":
+        without_states(run)
+    assert run.ask(first) == BLOCK * 6
+    assert len(run.restores) == (how == "restored")
+    run.ask(third)
+    assert [len(in_book(run, one)) for one in (first, second, third)] == [1, 0, 1]
+
+
+def test_the_policy_is_the_one_asked_for():
+    """A deep state and then a shallow one: gds drops the shallow one, lru the older one."""
+    for policy, gone in (("gds", b"2"), ("lru", b"b")):
+        given = {"kv_cache_plugin": "statecache", "policy": policy}
+        tree = StateTree(Settings.from_given(given, {}), BLOCK)
+        tree.put([b"a", b"b"])
+        tree.put([b"2"])
+        assert tree.hash_of(tree.peek()) == gone
+
+
+def test_a_restore_says_how_far_the_kv_reaches(model):
+    """A state after 3 blocks, KV of 6: the request starts at 3, and a state at 6 is worth one."""
+    run = Run(model, blocks=80, plugin=pool(8))
+    (prompt,) = prompts(1)
+    run.ask(prompt[: BLOCK * 3 + 1])
+    run.ask(prompt)
+    (deep,) = [
+        one
+        for one in in_book(run, prompt)
+        if run.planner.book.tree.depth_of(run.planner.book.tree.find(one)) == 6
+    ]
+    run.planner.book._drop(run.planner.book.tree.find(deep))
+    without_states(run)
+    request = run.scheduler.requests[run.add(prompt)]
+    found = run.scheduler.kv_cache_manager.get_computed_blocks(request)
+    assert found[1:] == (BLOCK * 3, BLOCK * 6)
+    run.finish()
+    assert run.cached[request.request_id] == BLOCK * 3
+
+
+def test_a_state_in_blocks_is_not_given_up_for_a_shallower_checkpoint(model):
+    """The checkpoint ends after 3 blocks, the state in blocks after 6: nothing is restored."""
+    run = Run(model, blocks=80, plugin=pool(8))
+    (prompt,) = prompts(1)
+    run.ask(prompt[: BLOCK * 3 + 1])
+    longer = [*prompt, *words(random.Random(9), BLOCK)]
+    run.ask(longer)
+    for state in [s for s in list(run.planner.book._slot) if run.planner.book.tree.depth_of(s) > 3]:
+        run.planner.book._drop(state)
+    again = [*longer[: BLOCK * 7], *words(random.Random(10), BLOCK * 2)]
+    assert run.ask(again) in (BLOCK * 6, BLOCK * 7)
+    assert run.restores == []
+
+
+def test_a_plan_that_a_later_lookup_cannot_repeat_is_forgotten(model):
+    run = Run(model, blocks=80, plugin=pool(8))
+    (prompt,) = prompts(1)
+    run.ask(prompt)
+    without_states(run)
+    request = run.scheduler.requests[run.add(prompt)]
+    lookup = run.scheduler.kv_cache_manager.get_computed_blocks
+    assert lookup(request)[1] == BLOCK * 6
+    assert len(run.planner._planned) == 1
+    for state in list(run.planner.book._slot):
+        run.planner.book._drop(state)
+    assert lookup(request)[1] == 0
+    assert run.planner._planned == {}
+    run.finish()
+    assert run.restores == []
+    assert run.cached[request.request_id] == 0
+
+
+def test_fresh_blocks_are_none_of_those_to_be_kept():
+    """Of 5 free blocks 4 are kept: one can be written to, two cannot, and all are free after."""
+    own = BlockPool(6, enable_caching=True, hash_block_size=BLOCK)
+    blocks = own.get_new_blocks(5)
+    own.free_blocks(blocks)
+    kept = own.free_block_queue.get_all_free_blocks()[:4]
+    (fifth,) = (one for one in blocks if one not in kept)
+    assert seams.fresh_blocks(own, 1, kept) == [fifth]
+    assert seams.fresh_blocks(own, 2, kept) is None
+    assert own.get_num_free_blocks() == 5
+
+
+def test_a_state_that_is_offered_in_part_is_not_stored(model):
+    """Three groups: a state of two of them, and one that ends inside a block."""
+    run = Run(model, blocks=80, plugin=pool(8))
+    request = run.scheduler.requests[run.add(prompts(1)[0])]
+
+    def stores(offers):
+        state = types.SimpleNamespace(boundary_state_offloads={request.request_id: offers})
+        return run.planner.plan(state)[1]
+
+    whole = [(group, 10 + group, BLOCK * 2) for group in range(3)]
+    assert stores(whole[:2]) == []
+    assert stores([(group, block, tokens + 1) for group, block, tokens in whole]) == []
+    assert [ids for _, _, ids in stores(whole)] == [(10, 11, 12)]
+    assert stores([("gone", 1, 2)][:0]) == []
+
+
+def test_only_prefill_ends_at_the_interval():
+    """A request of 100 prompt tokens and an interval of 64; at its last token it decodes."""
+    end = end_chunks(64, Guard())
+
+    def tokens(start, wanted, prompt=100, total=100):
+        request = types.SimpleNamespace(
+            num_computed_tokens=start, num_prompt_tokens=prompt, num_tokens=total
+        )
+        return end(wanted, request, 0)
+
+    assert tokens(0, 100) == 64
+    assert tokens(64, 36) == 36
+    assert tokens(127, 5, total=128) == 5  # decoding, with tokens to verify
+    assert tokens(100, 60, prompt=100, total=161) == 28  # preempted: computed again
+    assert (
+        end(
+            100,
+            types.SimpleNamespace(num_computed_tokens=0, num_prompt_tokens=100, num_tokens=100),
+            32,
+        )
+        == 32
+    )
