@@ -24,8 +24,9 @@ def prompts(count, tokens=BLOCK * 6 + 1):
     return [words(random.Random(seed), tokens) for seed in range(count)]
 
 
-def in_book(run, prompt):
-    hashes = run._hasher(
+def hashes_of(run, prompt):
+    """The hashes of the whole blocks of a prompt."""
+    return run._hasher(
         types.SimpleNamespace(
             **dict.fromkeys(("lora_request", "cache_salt", "prompt_embeds")),
             block_hashes=[],
@@ -34,7 +35,18 @@ def in_book(run, prompt):
             mm_features=[],
         )
     )
-    return [one for one in hashes if run.planner.book.tree.find(one) is not None]
+
+
+def in_book(run, prompt):
+    """The hashes of a prompt at which a state is in a checkpoint."""
+    return [one for one in hashes_of(run, prompt) if run.planner.book.tree.find(one) is not None]
+
+
+def drop_checkpoints(run, below):
+    """Drop those deeper than so many blocks."""
+    book = run.planner.book
+    for state in [state for state in book._slot if book.tree.depth_of(state) > below]:
+        book._drop(state)
 
 
 def keys_apart(run):
@@ -103,12 +115,7 @@ def test_a_restore_says_how_far_the_kv_reaches(model):
     (prompt,) = prompts(1)
     run.ask(prompt[: BLOCK * 3 + 1])
     run.ask(prompt)
-    (deep,) = [
-        one
-        for one in in_book(run, prompt)
-        if run.planner.book.tree.depth_of(run.planner.book.tree.find(one)) == 6
-    ]
-    run.planner.book._drop(run.planner.book.tree.find(deep))
+    drop_checkpoints(run, below=3)
     without_states(run)
     request = run.scheduler.requests[run.add(prompt)]
     found = run.scheduler.kv_cache_manager.get_computed_blocks(request)
@@ -118,17 +125,48 @@ def test_a_restore_says_how_far_the_kv_reaches(model):
 
 
 def test_a_state_in_blocks_is_not_given_up_for_a_shallower_checkpoint(model):
-    """The checkpoint ends after 3 blocks, the state in blocks after 6: nothing is restored."""
+    """A checkpoint after 3 blocks, a state in blocks after 6, KV of 7: nothing is restored."""
     run = Run(model, blocks=80, plugin=pool(8))
     (prompt,) = prompts(1)
-    run.ask(prompt[: BLOCK * 3 + 1])
     longer = [*prompt, *words(random.Random(9), BLOCK)]
-    run.ask(longer)
-    for state in [s for s in list(run.planner.book._slot) if run.planner.book.tree.depth_of(s) > 3]:
-        run.planner.book._drop(state)
-    again = [*longer[: BLOCK * 7], *words(random.Random(10), BLOCK * 2)]
-    assert run.ask(again) in (BLOCK * 6, BLOCK * 7)
+    for one in (prompt[: BLOCK * 3 + 1], prompt, longer):
+        run.ask(one)
+    deepest = {seams.key_of(hashes_of(run, longer)[6], group) for group in run.planner._states}
+    run.pool.evict_blocks({b.block_id for b in run.pool.blocks if b.block_hash in deepest})
+    drop_checkpoints(run, below=3)
+    request = run.scheduler.requests[run.add(longer)]
+    found = run.scheduler.kv_cache_manager.get_computed_blocks(request)
+    assert found[1:] == (BLOCK * 6, BLOCK * 7)
+    run.finish()
     assert run.restores == []
+
+
+def test_a_restore_needs_the_kv_that_vllm_finds(model, monkeypatch):
+    """VLLM finds less at the second look, in the group of attention: nothing is promised."""
+    run = Run(model, blocks=80, plugin=pool(8))
+    (prompt,) = prompts(1)
+    run.ask(prompt)
+    without_states(run)
+    request = run.scheduler.requests[run.add(prompt)]
+    coordinator = run.scheduler.kv_cache_manager.coordinator
+    original = coordinator.find_longest_cache_hit_per_group
+
+    def shorter(*args):
+        blocks, hits = original(*args)
+        return blocks, [tokens - BLOCK for tokens in hits]
+
+    monkeypatch.setattr(coordinator, "find_longest_cache_hit_per_group", shorter)
+    assert run.scheduler.kv_cache_manager.get_computed_blocks(request)[1] == 0
+    assert run.planner._planned == {}
+
+
+def test_a_restore_into_blocks_that_vllm_did_not_take_stops_the_step(model):
+    run = Run(model, blocks=80, plugin=pool(8))
+    request = run.scheduler.requests[run.add(prompts(1)[0])]
+    taken = [[types.SimpleNamespace(block_id=at)] for at in (5, 6, 7, 8)]
+    run.planner._planned[request.request_id] = (1, 0, (5, 7, 6))
+    with pytest.raises(RuntimeError, match="did not take the block"):
+        run.planner.admitted(request, types.SimpleNamespace(blocks=taken))
 
 
 def test_a_plan_that_a_later_lookup_cannot_repeat_is_forgotten(model):
@@ -140,8 +178,7 @@ def test_a_plan_that_a_later_lookup_cannot_repeat_is_forgotten(model):
     lookup = run.scheduler.kv_cache_manager.get_computed_blocks
     assert lookup(request)[1] == BLOCK * 6
     assert len(run.planner._planned) == 1
-    for state in list(run.planner.book._slot):
-        run.planner.book._drop(state)
+    drop_checkpoints(run, below=0)
     assert lookup(request)[1] == 0
     assert run.planner._planned == {}
     run.finish()
