@@ -1,9 +1,9 @@
 """A small server of OpenAI's completions, in the place of an engine: in a thread or as a program.
 
 It streams one piece a token, and remembers prompts in blocks of `BLOCK` tokens. What it does wrong
-is its mode: `hangs`, `breaks` (closes the connection after a piece), `fails` (status 500), `refuses`
-(an error in the stream), `silent` (no usage), `secret` (usage without cached tokens), `dies` (the
-whole process, in its twelfth request).
+is its mode: `hangs`, `breaks` (closes the connection after a piece), `fails` (status 500), `moody`
+(that in each third request), `refuses` (an error in the stream), `silent` (no usage), `secret`
+(usage without cached tokens), `dies` (the whole process, in its twelfth request).
 """
 
 import argparse
@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 from aiohttp import web
@@ -71,7 +72,7 @@ class StandIn:
         mode = self.mode if len(self.prompts) > 2 else ""  # the first two show that all is well
         if mode == "hangs":
             await asyncio.sleep(1000)
-        if mode == "fails":
+        if mode == "fails" or (mode == "moody" and len(self.prompts) % 3 == 2):
             return web.json_response({"error": "out of luck"}, status=500)
         cached = self._cached(prompt)
         reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -143,7 +144,7 @@ def main() -> None:
     parser.add_argument("--pids", help="a file that gets the process id")
     given = parser.parse_args()
     if given.pids:
-        with open(given.pids, "a") as file:
+        with Path(given.pids).open("a") as file:
             file.write(f"{os.getpid()}\n")
     server = StandIn(given.mode, given.first_ms)
     web.run_app(server.application(), host="127.0.0.1", port=given.port, print=None)

@@ -73,10 +73,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How all servers of a test are asked.
 
     A block of the workload becomes `tokens_a_block` tokens; an answer has as many as the workload
-    says, but `output_tokens` at most. `speed` divides the times of an open loop. A request without an answer within
-    `request_seconds` is an error. `one_at_a_time` starts a launched server for each of its runs and
-    ends it after, for servers that do not fit on the machine together. `salt` decides which tokens
-    a block becomes; by default it differs from test to test.
+    says, but `output_tokens` at most. `speed` divides the times of an open loop. A request without
+    an answer within `request_seconds` is an error. `one_at_a_time` starts a launched server for
+    each of its runs and ends it after, for servers that do not fit on the machine together. `salt`
+    decides which tokens a block becomes; by default it differs from test to test.
     """
 
     speed: float = 1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from statecache.ab.server_arm import ServerArm
     from statecache.ab.server_client import Client
 
-__all__ = ["ServedModel", "served_model"]
+__all__ = ["ServedModel", "served_model", "vocabulary_of"]
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ async def served_model(client: Client, arm: ServerArm) -> ServedModel:
     if card is None:
         known = ", ".join(one.id for one in cards) or "none"
         raise arm.error(f"the server has no model {arm.model or ''!r}: use {known}")
-    vocabulary = arm.vocabulary or _vocabulary_of(card.root or card.id)
+    vocabulary = arm.vocabulary or vocabulary_of(card.root or card.id)
     if vocabulary is None:
         raise arm.error(f"how many tokens {card.id} knows is not known here: give vocabulary")
     return ServedModel(
@@ -75,7 +75,7 @@ async def _version(client: Client) -> str:
     return "of unknown version"
 
 
-def _vocabulary_of(model: str) -> int | None:
+def vocabulary_of(model: str) -> int | None:
     """Return the number of tokens by the model's files: a folder, or the cache of its hub."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     stored = home / "hub" / f"models--{model.replace('/', '--')}" / "snapshots"

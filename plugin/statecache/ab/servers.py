@@ -39,11 +39,14 @@ class Servers:
             for cell in trial.cells:
                 arms = [arm for arm in cell.arms if isinstance(arm, ServerArm)]
                 if arms:
-                    self._longest[cell.name] = self._measured(cell, trial, say)
+                    self._longest[cell.name], milliseconds = self._measured(cell, trial)
                 for place, arm in enumerate(arms):
                     # Arms on one server must not find each other's prompts in its cache.
                     same = sum(arm.url is not None and arm.url == one.url for one in arms[:place])
                     self._start(cell, arm, f"{same}", folder, say)
+                if arms and cell.workload.loop == "open":
+                    speed = self._settings.speed
+                    say(f"{cell.name}: {milliseconds / 1000 / speed:,.0f} s a run, speed {speed:g}")
         except BaseException:
             self.close()
             raise
@@ -85,19 +88,19 @@ class Servers:
         if self._settings.one_at_a_time:
             server.close()
 
-    def _measured(self, cell: Cell, trial: Trial, say: Callable[[str], None]) -> int:
-        """Return how many tokens the longest request has with its answer."""
+    def _measured(self, cell: Cell, trial: Trial) -> tuple[int, float]:
+        """Return the tokens of the longest request with its answer, and how long a run takes.
+
+        That is in milliseconds of the workload. Raises `SettingsError` if it has no times.
+        """
         longest, milliseconds = 0, 0.0
         for seed in trial.seeds(cell) if cell.workload.seeded else [trial.seed]:
             asked = cell.workload.asked(seed)
             longest = max(longest, *(sum(question_tokens(one, self._settings)) for one in asked))
             times = [one.timestamp for one in asked]
             milliseconds = max(milliseconds, max(times) - min(times))
-        if cell.workload.loop == "open":
-            if milliseconds == 0:
-                raise SettingsError(
-                    "workload: an open loop needs timestamps, and all are the same: set loop=closed"
-                )
-            speed = self._settings.speed
-            say(f"{cell.name}: {milliseconds / 1000 / speed:,.0f} s a run at speed {speed:g}")
-        return longest
+        if cell.workload.loop == "open" and milliseconds == 0:
+            raise SettingsError(
+                "workload: an open loop needs timestamps, and all are the same: set loop=closed"
+            )
+        return longest, milliseconds
