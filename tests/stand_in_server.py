@@ -147,7 +147,8 @@ def main() -> None:
         with Path(given.pids).open("a") as file:
             file.write(f"{os.getpid()}\n")
     server = StandIn(given.mode, given.first_ms)
-    web.run_app(server.application(), host="127.0.0.1", port=given.port, print=None)
+    application = server.application()
+    web.run_app(application, host="127.0.0.1", port=given.port, print=None, shutdown_timeout=0.1)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from replay_support import run
-from statecache.ab.picture import line_chart
+from statecache.ab.picture import line_chart, share_chart
 
 NAME = "a<b>&"
 
@@ -68,6 +68,37 @@ def test_points_are_where_their_values_are() -> None:
     assert circles == [("130.7", "130.0"), ("397.3", "12.0")]
     assert 'd="M130.7 189.0V71.0"' in drawing
     assert "axis &lt;1&gt;" in drawing
+
+
+def test_shares_are_where_their_values_are() -> None:
+    """Quantiles 0, 50 and 100 % from 20 to 200 ms, and from 0, which is off the scale, to 20.
+
+    The axis goes from 20 to 200 over the 400 from x 64; 50 is 0.398 of the way in powers of ten.
+    """
+    drawing = share_chart([[20, 50, 200], [0, 20, 20]], "axis <1>")
+    assert re.findall(r'<polyline points="([^"]+)"', drawing) == [
+        "64.0,248.0 223.2,130.0 464.0,12.0",
+        "64.0,248.0 64.0,130.0 64.0,12.0",
+    ]
+    assert re.findall(r">([\d.%,]+)</text>", drawing) == [
+        *("0%", "25%", "50%", "75%", "100%"),
+        *("20", "50", "100", "200"),
+    ]
+    assert "axis &lt;1&gt;" in drawing
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([10, 10], ["10", "20"]),
+        ([0, 0], ["1", "2", "5", "10"]),
+        ([3, 40_000], ["1", "10", "100", "1,000", "10,000", "100,000"]),
+        ([0.7, 3], ["0.5", "1", "2", "5"]),
+    ],
+)
+def test_the_axis_of_shares_has_few_round_numbers(values: list[float], ticks: list[str]) -> None:
+    found = re.findall(r">([\d.%,]+)</text>", share_chart([values], ""))
+    assert found[5:] == ticks
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium here")

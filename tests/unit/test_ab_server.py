@@ -1,10 +1,13 @@
 """The driver `server` against a small real server: what is asked, when, and what is measured."""
 
 import json
+import random
 import time
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stand_in_server import VOCABULARY, StandIn, standing_in
@@ -12,10 +15,12 @@ from statecache.ab import server_process
 from statecache.ab.answers import Answered, Answers, server_run
 from statecache.ab.block_tokens import BlockTokens
 from statecache.ab.cache import ArmError
+from statecache.ab.records import Run
 from statecache.ab.server import Server
 from statecache.ab.server_arm import ServerArm, ServerSettings
 from statecache.ab.server_model import vocabulary_of
 from statecache.ab.server_process import ServerProcess
+from statecache.ab.statistics import Pair, compare
 from statecache.ab.workloads import Workload
 from statecache.errors import SettingsError
 
@@ -217,6 +222,44 @@ def test_one_token_has_no_time_to_the_next() -> None:
     times = server_run("c", "a", 0, Answers([answered(0, 0.2, tokens=1)]), 0).times
     assert times is not None
     assert (times.ttft_p99_ms, times.itl_p50_ms, times.itl_p99_ms) == (200, None, None)
+
+
+def noisy_run(arm: str, seed: int, rng: random.Random) -> Run:
+    """Twenty requests whose times spread by half, in a run that is up to 2 % slower or faster."""
+    pace = rng.uniform(0.98, 1.02)
+    found = [
+        answered(at, pace * rng.uniform(0.05, 0.15), gap=pace * rng.uniform(0.01, 0.02))
+        for at in range(20)
+    ]
+    return server_run("c", arm, seed, Answers(found), 0)
+
+
+def test_one_server_against_itself_is_not_distinguishable() -> None:
+    """In 20 A/A tests of 8 repeats each measure is called at most 3 times: 1 is expected."""
+    rng = random.Random(0)
+    called: Counter[str] = Counter()
+    for _ in range(20):
+        runs = [noisy_run(arm, seed, rng) for seed in range(8) for arm in "ab"]
+        for one in compare([Pair("c", "a", "b")], runs):
+            called[one.measure] += one.verdict in ("better", "worse")
+            assert one.measure not in ("missed_by_state_tokens", "recompute_cost")
+            if one.measure in ("token_hit_rate", "request_errors"):
+                assert one.verdict == "exactly equal"
+    assert len(called) == 8
+    assert max(called.values()) <= 3
+
+
+def test_a_measure_of_one_arm_alone_is_not_compared() -> None:
+    """A reports hits and b does not; the replay has no times."""
+    a = server_run("c", "a", 0, Answers([answered(0, 0.1)]), 0)
+    unreported = msgspec.structs.replace(answered(0, 0.1), cached_tokens=None)
+    b = server_run("c", "b", 0, Answers([unreported]), 0)
+    replayed = msgspec.structs.replace(a, arm="core", times=None)
+    pairs = [Pair("c", "a", "b"), Pair("c", "a", "core")]
+    measures = {(one.arm, one.measure) for one in compare(pairs, [a, b, replayed])}
+    assert ("b", "ttft_p50_ms") in measures
+    assert ("b", "token_hit_rate") not in measures
+    assert {name for arm, name in measures if arm == "core"} == {"token_hit_rate"}
 
 
 def test_a_server_without_room_for_the_workload_is_refused_before() -> None:

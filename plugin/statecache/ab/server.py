@@ -147,7 +147,7 @@ class Server:
             answered = await client.ask(Question(tokens.prompt(blocks), output_tokens))
             found[number] = answered
             failed = failed + 1 if answered.error else 0
-            if answered.error and (failed == _ERRORS_IN_A_ROW or not self._alive):
+            if answered.error and (failed == _ERRORS_IN_A_ROW or not await self._lives_on()):
                 raise ArmError(f"request {number} failed: {answered.error}")
 
         async with self._client(served) as client:
@@ -166,9 +166,12 @@ class Server:
         salt = f"{self._settings.salt} {self._salt} {what}"
         return BlockTokens(salt, served.vocabulary, self._settings.tokens_a_block)
 
-    @property
-    def _alive(self) -> bool:
-        return self._process is None or self._process.alive
+    async def _lives_on(self) -> bool:
+        """Whether it still runs after an error; ending takes a process a moment."""
+        if self._process is None:
+            return True
+        await asyncio.sleep(_POLL_SECONDS)
+        return self._process.alive
 
     def _with_fate(self, problem: str) -> str:
         return problem if self._process is None else f"{problem}; {self._process.fate()}"
