@@ -3,7 +3,8 @@
 It streams one piece a token, and remembers prompts in blocks of `BLOCK` tokens. What it does wrong
 is its mode: `hangs`, `breaks` (closes the connection after a piece), `fails` (status 500), `moody`
 (that in each third request), `refuses` (an error in the stream), `silent` (no usage), `secret`
-(usage without cached tokens), `dies` (the whole process, in its twelfth request).
+(usage at the end alone, without cached tokens), `lumps` (two tokens at a time), `dies` (the whole
+process, in its twelfth request).
 """
 
 import argparse
@@ -79,7 +80,9 @@ class StandIn:
         await reply.prepare(request)
         for number in range(tokens):
             await asyncio.sleep((self.between_ms if number else self.first_ms) / 1000)
-            await _send(reply, {"choices": [{"index": 0, "text": "" if number else "x"}]})
+            if mode == "lumps" and number % 2:  # sent with the one after
+                continue
+            await _send(reply, self._piece(mode, number + 1))
             if mode == "breaks":
                 request.transport.close()
                 return reply
@@ -90,6 +93,7 @@ class StandIn:
                 sys.stderr.write("the last\nwords\n\n")
                 sys.stderr.flush()
                 os._exit(7)
+        await _send(reply, self._piece(mode, tokens))  # SGLang says so why it ended
         usage = {"prompt_tokens": len(prompt), "completion_tokens": tokens}
         if mode != "secret":
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
@@ -97,6 +101,12 @@ class StandIn:
             await _send(reply, {"choices": [], "usage": usage})
         await reply.write(b"data: [DONE]\n\n")
         return reply
+
+    def _piece(self, mode: str, so_far: int) -> dict:
+        piece: dict = {"choices": [{"index": 0, "text": "x" if so_far == 1 else ""}]}
+        if mode not in ("silent", "secret"):
+            piece["usage"] = {"prompt_tokens": 1, "completion_tokens": so_far}
+        return piece
 
     def _cached(self, prompt: list[int]) -> int:
         """Whole blocks known from the start; the last token is always computed."""

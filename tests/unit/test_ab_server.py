@@ -95,7 +95,6 @@ def test_hits_that_are_not_reported_are_not_zero(mode: str, tmp_path: Path) -> N
         answers = play(server, workload(tmp_path, SHORT * 2, loop="closed"))
     run = server_run("c", "a", 0, answers, 0)
     assert (run.requests, run.hit_tokens) == (2, None)
-    assert answers.answered[0].output_tokens == 1
 
 
 def test_another_seed_finds_nothing_of_the_seed_before(tmp_path: Path) -> None:
@@ -110,13 +109,37 @@ def test_times_are_those_of_the_server(tmp_path: Path) -> None:
     with standing_in(first_ms=30, between_ms=20) as server:
         answers = play(server, workload(tmp_path, [("a", 0, [1], 3)], loop="closed"))
     (one,) = answers.answered
-    first, _, last = one.pieces_at
+    (first, _), _, (last, tokens) = one.pieces
+    assert tokens == 1
     assert 0.030 <= first < 0.5
     assert 0.070 <= last <= one.ended_at - one.asked_at < 1
     assert sum(one.gaps) == pytest.approx(last - first)
     (record,) = answers.records()
     assert (record["ttft_ms"], record["output_tokens"]) == (round(1000 * first, 3), 3)
     assert len(record["itl_ms"]) == 2
+
+
+def test_tokens_that_come_together_share_their_time(tmp_path: Path) -> None:
+    """The first of five alone, then two and two."""
+    with standing_in("lumps", between_ms=20) as server:
+        answers = play(server, workload(tmp_path, [("a", 0, [1], 5)], loop="closed"))
+    (one,) = answers.answered
+    assert [tokens for _, tokens in one.pieces] == [1, 2, 2]
+    (first, _), (second, _), (third, _) = one.pieces
+    halves = [(second - first) / 2] * 2 + [(third - second) / 2] * 2
+    assert one.gaps == pytest.approx(halves)
+    assert 0.08 <= third < 1
+
+
+def test_without_a_word_of_the_server_a_piece_is_a_token(tmp_path: Path) -> None:
+    """Three tokens and a last piece that says why it ended: with usage at the end it is none."""
+    found = {}
+    for mode in ("secret", "silent"):
+        with standing_in(mode) as server:
+            answers = play(server, workload(tmp_path, [("a", 0, [1], 3)], loop="closed"))
+        (one,) = answers.answered
+        found[mode] = (one.output_tokens, [tokens for _, tokens in one.pieces])
+    assert found == {"secret": (3, [1, 1, 1]), "silent": (4, [1, 1, 1, 1])}
 
 
 def test_answers_are_as_long_as_the_workload_says_within_bounds(tmp_path: Path) -> None:
@@ -194,14 +217,14 @@ def test_a_few_errors_are_counted_and_the_rest_is_measured(tmp_path: Path) -> No
 
 
 def answered(at: float, first: float, gap: float = 0.01, tokens: int = 3) -> Answered:
-    pieces = [first + gap * number for number in range(tokens)]
+    pieces = [(first + gap * number, 1) for number in range(tokens)]
     return Answered(
         prompt_tokens=100,
         cached_tokens=50,
         output_tokens=tokens,
         asked_at=at,
-        ended_at=at + pieces[-1],
-        pieces_at=pieces,
+        ended_at=at + pieces[-1][0],
+        pieces=pieces,
     )
 
 

@@ -2,11 +2,13 @@
 
 import gzip
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import pytest
 import stand_in_server
 from replay_support import COMMAND, assert_one_line, run, with_default_signals
 from stand_in_server import VOCABULARY, standing_in
+from statecache.ab.plans import read_plan
+from statecache.errors import SettingsError
 
 PROGRAM = f"{sys.executable} {stand_in_server.__file__} --port {{port}}"
 # Twelve requests a run, two blocks each: four prefixes, three times.
@@ -120,8 +124,17 @@ def test_a_server_that_hangs_or_fails_is_left_out(mode: str, reason: str, tmp_pa
     assert [one["arm"] for one in result_of(tmp_path / "out")["runs"]] == ["a", "b"]
 
 
-@pytest.mark.parametrize("when", ["while it starts", "while it answers"])
-def test_an_interrupt_ends_the_servers_and_leaves_complete_files(when: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("when", "number", "code"),
+    [
+        ("while it starts", signal.SIGINT, 130),
+        ("while it answers", signal.SIGINT, 130),
+        ("while it answers", signal.SIGTERM, 128 + 15),
+    ],
+)
+def test_an_interrupt_ends_the_servers_and_leaves_complete_files(
+    when: str, number: signal.Signals, code: int, tmp_path: Path
+) -> None:
     pids, out = tmp_path / "pids", tmp_path / "out"
     slow = f"{PROGRAM} --pids {pids} --first-ms 50"
     second = slow if when == "while it answers" else "sleep 1000 {port}"
@@ -137,16 +150,23 @@ def test_an_interrupt_ends_the_servers_and_leaves_complete_files(when: str, tmp_
         if when == "while it answers":
             _wait_until(lambda: bool(list(out.glob(".*.part"))))
             time.sleep(2)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, errors = process.communicate(timeout=60)
+        was_gone = gone(pids)
     finally:
         process.kill()
-    assert process.returncode == 130
-    assert gone(pids)
+        for pid in pids.read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+    assert process.returncode == code
+    assert was_gone
     if when == "while it starts":
         assert not (out / "result.json").exists()
         return
-    assert "interrupted after" in errors
+    ready, interrupted, results = errors.splitlines()[-3:]
+    assert ready.startswith("arm b: tests 9.9, model stand-in, ready after ")
+    assert interrupted.startswith("statecache: interrupted after ")
+    assert results.startswith("Results: ")
     result = result_of(out)
     assert (result["complete"], len(result["runs"]) > 0) == (False, True)
     raw = gzip.decompress((out / "requests.jsonl.gz").read_bytes()).splitlines()
@@ -203,43 +223,45 @@ def test_a_server_that_does_not_suit_is_one_line(tmp_path: Path) -> None:
         assert_one_line(done, "arm a: the first request failed: status 500: ")
 
 
-URL = "url=http://127.0.0.1:1"
-BAD = {
-    "nothing": (["--arm", "a:driver=server"], "arm a: a server needs a url or a command"),
-    "port": (["--arm", "a:command=vllm serve"], "arm a: command has no {port}"),
-    "quote": (["--arm", "a:command='{port}"], "arm a: command cannot be read (No closing quotat"),
-    "url": (["--arm", "a:url=localhost:8000"], "arm a: url 'localhost:8000' is not like http://"),
-    "bad port": (["--arm", "a:url=http://h:x"], "arm a: url 'http://h:x' is not like http://"),
-    "field": (["--arm", f"a:{URL},slots=3"], "arm a: Object contains unknown field `slots`"),
-    "vocabulary": (["--arm", f"a:{URL},vocabulary=9"], "arm a: vocabulary 9 must be 64 or more"),
-    "seconds": (["--arm", f"a:{URL},start_seconds=0"], "arm a: start_seconds 0 must be above 0"),
-    "no server": (["--arm", "a:", "--arm", "b:", "--speed", "2"], "and no arm is one"),
-    "its settings": (["--arm", "a:", "--arm", f"b:{URL}", "--servers", "x"], "is not key=value"),
-    "its field": (["--arm", "a:", "--arm", f"b:{URL}", "--servers", "x=1"], "unknown field `x`"),
-    "its speed": (
-        ["--arm", "a:", "--arm", f"b:{URL}", "--speed", "0"],
-        "servers: speed 0 must be above 0",
-    ),
+URL = "b:url=http://127.0.0.1:1"
+BAD: dict[str, tuple[list[str], dict[str, Any], str]] = {
+    "nothing": (["a:driver=server"], {}, "arm a: a server needs a url or a command"),
+    "port": (["a:command=vllm serve"], {}, "arm a: command has no {port}"),
+    "quote": (["a:command='{port}"], {}, "arm a: command cannot be read (No closing quotat"),
+    "url": (["a:url=localhost:8000"], {}, "arm a: url 'localhost:8000' is not like http://"),
+    "bad port": (["a:url=http://h:x"], {}, "arm a: url 'http://h:x' is not like http://"),
+    "field": ([f"{URL},slots=3"], {}, "arm b: Object contains unknown field `slots`"),
+    "vocabulary": ([f"{URL},vocabulary=9"], {}, "arm b: vocabulary 9 must be 64 or more"),
+    "seconds": ([f"{URL},start_seconds=0"], {}, "arm b: start_seconds 0 must be above 0"),
+    "no server": (["a:", "b:"], {"speed": 2}, "are for servers, and no arm is one"),
+    "settings": (["a:", URL], {"servers": "x"}, "--servers: 'x' is not key=value"),
+    "its field": (["a:", URL], {"servers": "x=1"}, "servers: Object contains unknown field `x`"),
+    "speed": (["a:", URL], {"speed": 0}, "servers: speed 0 must be above 0"),
     "closed": (
-        ["--arm", "a:", "--arm", f"b:{URL}", "--workload", "agent:loop=closed", "--speed", "2"],
+        ["a:", URL],
+        {"speed": 2, "workload": "agent:loop=closed"},
         "--speed: a closed loop has no times: set loop=open",
     ),
     "mixed": (
-        ["--arm", "a:", "--arm", f"b:{URL}", "--workload", "distinct-prefixes"],
-        "distinct-prefixes is the same at each seed, so only servers can repeat it",
+        ["a:", URL],
+        {"workload": "distinct-prefixes"},
+        "workload: distinct-prefixes is the same at each seed, so only servers can repeat it",
     ),
 }
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_cannot_be_asked_is_one_line(kind: str, tmp_path: Path) -> None:
-    arguments, problem = BAD[kind]
-    assert_one_line(run("ab", *arguments, cwd=tmp_path), problem)
+def test_what_cannot_be_asked_is_said_before(kind: str) -> None:
+    arms, more, problem = BAD[kind]
+    given = dict.fromkeys(("workload", "repeats", "seed", "warm_up", "python", "servers", "speed"))
+    with pytest.raises(SettingsError) as caught:
+        read_plan(None, arms, **{**given, **more})
+    assert problem in str(caught.value)
 
 
 def test_an_open_loop_without_times_is_one_line(tmp_path: Path) -> None:
     line = json.dumps({"timestamp": 5, "input_length": 512, "output_length": 1, "hash_ids": [1]})
     (tmp_path / "t.jsonl").write_text(f"{line}\n{line}\n")
-    arms = ("--arm", f"a:{URL}", "--arm", f"b:{URL}")
+    arms = ("--arm", URL, "--arm", URL.replace("b:", "a:"))
     done = run("ab", *arms, "--workload", "trace:file=t.jsonl", cwd=tmp_path)
     assert_one_line(done, "workload: an open loop needs timestamps, and all are the same")

@@ -19,8 +19,8 @@ __all__ = ["Answered", "Answers", "server_run"]
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
     """One request; times are in seconds, `asked_at` and `ended_at` from the start of the run.
 
-    `pieces_at` is when each piece of the answer came, from when it was asked for. `cached_tokens`
-    is None where the server does not say. One with an `error` has what came before it.
+    `pieces` is when tokens came, counted from when they were asked for, and how many together.
+    `cached_tokens` is None where the server does not say. One with an `error` has what came before.
     """
 
     prompt_tokens: int
@@ -28,13 +28,22 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     asked_at: float
     ended_at: float
-    pieces_at: list[float]
+    pieces: list[tuple[float, int]]
     error: str | None = None
 
     @property
+    def first_after(self) -> float:
+        """Seconds to the first token; there must be one."""
+        return self.pieces[0][0]
+
+    @property
     def gaps(self) -> list[float]:
-        """Seconds from each piece to the next."""
-        return [after - before for before, after in itertools.pairwise(self.pieces_at)]
+        """Seconds from each token to the next; tokens that came together share theirs."""
+        return [
+            (after - before) / tokens
+            for (before, _), (after, tokens) in itertools.pairwise(self.pieces)
+            for _ in range(tokens)
+        ]
 
 
 class Answers(msgspec.Struct, frozen=True):
@@ -51,7 +60,7 @@ class Answers(msgspec.Struct, frozen=True):
                 "output_tokens": one.output_tokens,
                 "asked_at_seconds": round(one.asked_at, 6),
                 "ended_at_seconds": round(one.ended_at, 6),
-                "ttft_ms": round(1000 * one.pieces_at[0], 3) if one.pieces_at else None,
+                "ttft_ms": round(1000 * one.first_after, 3) if one.pieces else None,
                 "itl_ms": [round(1000 * gap, 3) for gap in one.gaps],
                 "error": one.error,
             }
@@ -82,7 +91,7 @@ def server_run(cell: str, arm: str, seed: int, answers: Answers, warm_up: int) -
 
 
 def _times(done: Sequence[Answered], asked: int) -> Times:
-    first = _quantiles([one.pieces_at[0] for one in done])
+    first = _quantiles([one.first_after for one in done])
     gaps = [gap for one in done for gap in one.gaps]
     between = _quantiles(gaps) if gaps else None
     seconds = max(one.ended_at for one in done) - min(one.asked_at for one in done)

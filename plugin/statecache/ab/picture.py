@@ -15,6 +15,7 @@ __all__ = ["LINES", "line_chart", "share_chart"]
 LINES = ("#4477aa", "#ee6677", "#228833", "#b8a000", "#66ccee", "#aa3377", "#888888", "#dd7711")
 _WIDTH, _HEIGHT = 480, 300  # about a phone: text keeps its size there
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 12, 52
+_LAST_LABEL = 28  # half of a label at the right end
 
 
 def line_chart(
@@ -81,7 +82,7 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 def _at(value: float, left: float, right: float) -> float:
-    return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (value - left) / (right - left)
+    return _LEFT + (_WIDTH - _LEFT - _LAST_LABEL) * (value - left) / (right - left)
 
 
 def _line(

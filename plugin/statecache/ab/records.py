@@ -56,7 +56,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     """What a server took, in milliseconds, without the warm-up.
 
     TTFT is the time to the first token, from `ttft_quantiles_ms` at 0, 1, ... 100 %; ITL the time
-    from one piece of the stream to the next, None where answers came in one. `request_errors` is
+    from one token to the next, None where all of an answer came at once. `request_errors` is
     the share of requests that failed; they count nowhere else.
     """
 

@@ -88,7 +88,7 @@ class Client:
                 "temperature": 0,
                 "ignore_eos": True,
                 "stream": True,
-                "stream_options": {"include_usage": True},
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             }
         )
         asked_at = time.perf_counter()
@@ -118,7 +118,7 @@ class Client:
             output_tokens=answer.output_tokens,
             asked_at=asked_at - self._start,
             ended_at=time.perf_counter() - self._start,
-            pieces_at=answer.pieces(),
+            pieces=answer.pieces(),
             error=problem,
         )
 
@@ -133,10 +133,11 @@ class _Answer:
 
     def __init__(self, asked_at: float) -> None:
         self._asked_at = asked_at
-        self._pieces_at: list[float] = []
+        self._pieces: list[tuple[float, int | None]] = []  # when, and how many tokens until then
         self._usage: _Usage | None = None
         self._ended = False
         self._error: str | None = None
+        self.cached_tokens: int | None = None
 
     def take(self, line: bytes) -> None:
         """Take in a line. Raises `msgspec.DecodeError` if it is not one of such a stream."""
@@ -150,31 +151,37 @@ class _Answer:
         if piece.error is not None:
             self._error = on_one_line(f"error in the stream: {piece.error}"[:_SHOWN_CHARACTERS])
         if piece.choices:
-            self._pieces_at.append(time.perf_counter() - self._asked_at)
-        self._usage = piece.usage or self._usage
+            so_far = piece.usage.completion_tokens if piece.usage else None
+            self._pieces.append((time.perf_counter() - self._asked_at, so_far))
+        if piece.usage:
+            self._usage = piece.usage
+            if piece.usage.prompt_tokens_details:
+                self.cached_tokens = piece.usage.prompt_tokens_details.cached_tokens
 
     @property
     def problem(self) -> str | None:
         """What is wrong with the stream, now that it has ended."""
         if self._error is None and not self._ended:
             return "the stream broke off"
-        return self._error or (None if self._pieces_at else "an answer without a token")
-
-    @property
-    def cached_tokens(self) -> int | None:
-        """How much of the prompt was reused, by what the server says."""
-        details = self._usage.prompt_tokens_details if self._usage else None
-        return details.cached_tokens if details else None
+        return self._error or (None if self.pieces() else "an answer without a token")
 
     @property
     def output_tokens(self) -> int:
         """How many tokens the answer has; without a word of the server a piece counts for one."""
-        return self._usage.completion_tokens if self._usage else len(self._pieces_at)
+        return self._usage.completion_tokens if self._usage else len(self._pieces)
 
-    def pieces(self) -> list[float]:
-        """Return when pieces came; SGLang's last one says why it ended and has no token."""
-        tokens = self.output_tokens
-        return self._pieces_at[:tokens] if tokens else self._pieces_at
+    def pieces(self) -> list[tuple[float, int]]:
+        """Return when tokens came, and how many: a server behind with sending puts some together.
+
+        Where pieces do not say how many, each has one. The last piece may only say that it ends.
+        """
+        found, before = [], 0
+        for at, so_far in self._pieces:
+            total = min(before + 1, self.output_tokens) if so_far is None else so_far
+            if total > before:
+                found.append((at, total - before))
+                before = total
+        return found
 
 
 def _refusal(status: int, content: bytes) -> str:

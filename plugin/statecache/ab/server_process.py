@@ -11,6 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from statecache.errors import on_one_line
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ServerProcess"]
 
 _END_SECONDS = 20
-_LAST_LINES = 3
+_LAST_LINES, _SHOWN_CHARACTERS = 3, 200
 
 
 class ServerProcess:
@@ -60,9 +62,9 @@ class ServerProcess:
         with self._log.open("rb") as file:
             file.seek(self._log_start)
             lines = file.read().decode(errors="replace").splitlines()
-        last = [line.strip() for line in lines if line.strip()][-_LAST_LINES:]
+        last = [line.strip()[:_SHOWN_CHARACTERS] for line in lines if line.strip()][-_LAST_LINES:]
         ended = "" if self.alive else f"the server ended with status {self._process.returncode}; "
-        return f"{ended}{self._log}: {' | '.join(last) or 'empty'}"
+        return on_one_line(f"{ended}{self._log}: {' | '.join(last) or 'empty'}")
 
     def close(self) -> None:
         """Ask it to end, and end what is left of it and its children by force."""

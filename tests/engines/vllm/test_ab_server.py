@@ -48,8 +48,8 @@ def test_two_servers_are_asked_in_turn_and_end(model, tmp_path):
         assert {one.cached_tokens for one in answers.answered} == {0, 128}
         assert run.hit_tokens >= 128 * (12 - 3 - 3)
         for one in answers.answered:
-            assert (one.output_tokens, len(one.pieces_at)) == (4, 4)
-            assert 0 < one.pieces_at[0] < one.pieces_at[-1] <= one.ended_at - one.asked_at
+            assert one.output_tokens == 4 == sum(tokens for _, tokens in one.pieces)
+            assert 0 < one.first_after <= one.pieces[-1][0] <= one.ended_at - one.asked_at
         assert run.times.itl_p50_ms > 0
     assert "block order reuse" in (tmp_path / "server-on.log").read_text()
     assert "block order reuse" not in (tmp_path / "server-off.log").read_text()
