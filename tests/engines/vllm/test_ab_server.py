@@ -13,8 +13,11 @@ FLAGS += " --max-num-batched-tokens 256 --num-gpu-blocks-override 200 --seed 0"
 FLAGS += " --enable-prompt-tokens-details"
 
 
+VARIABLES = "VLLM_ENABLE_V1_MULTIPROCESSING=1 VLLM_LOGGING_LEVEL=INFO"
+
+
 def arm(name, model, flags):
-    vllm = f"{sys.executable} {Path(sys.executable).with_name('vllm')}"
+    vllm = f"env {VARIABLES} {sys.executable} {Path(sys.executable).with_name('vllm')}"
     return ServerArm(name=name, command=f"{vllm} serve {model} --port {{port}} {FLAGS} {flags}")
 
 
