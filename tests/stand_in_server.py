@@ -44,7 +44,7 @@ class StandIn:
         return application
 
     async def _health(self, _request: web.Request) -> web.Response:
-        return web.Response()
+        return web.Response(text="OK")
 
     async def _version(self, _request: web.Request) -> web.Response:
         return web.json_response({"version": "9.9"})

@@ -87,6 +87,22 @@ def test_a_slower_server_is_found_and_arms_on_one_server_share_no_cache(tmp_path
     assert "Time to first token, distinct-prefixes" in (tmp_path / "out/report.html").read_text()
 
 
+def test_a_server_is_compared_with_the_replay_by_what_both_have(tmp_path: Path) -> None:
+    """With room for all, the replay hits the whole prefix, as the server does, but no blocks more.
+
+    Each of 12 prompts ends in a block of its own, so both find what was asked before: the prefix.
+    """
+    work = "shared-prefix:count=4,rounds=3,loop=closed,at_once=1"
+    core = ("--arm", "core:policy=lru,slots=100,chunk=512")
+    with standing_in() as server:
+        more = ("--workload", work, "--servers", "tokens_a_block=8", "--repeats", 6)
+        done = run("ab", *core, *attached("live", server.url), *more, "-o", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (one,) = result_of(tmp_path / "out")["comparisons"]
+    assert (one["measure"], one["verdict"]) == ("token_hit_rate", "exactly equal")
+    assert one["arm_mean"] > 0
+
+
 @pytest.mark.parametrize("more", ["", ",one_at_a_time=true"])
 def test_a_server_that_dies_is_left_out_and_none_is_left_behind(more: str, tmp_path: Path) -> None:
     """It dies in its tenth request of the workload, before another one knew its answer."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["ab_command"]
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SAID_SECONDS = 60
 _REQUESTS, _RESULT, _PAGE = "requests.jsonl.gz", "result.json", "report.html"
 
 
@@ -232,16 +233,17 @@ def _progress(trial: Trial) -> Iterator[_Advance]:
 
 
 def _log_lines(trial: Trial) -> _Advance:
-    """Return what writes a line each time a cell has all its runs."""
+    """Return what writes a line each time a cell has all its runs, and one a minute."""
     left = {cell.name: len(cell.arms) * len(trial.seeds(cell)) for cell in trial.cells}
-    started = time.monotonic()
+    started = said = time.monotonic()
     done = 0
 
     def advance(cell: str) -> None:
-        nonlocal done
+        nonlocal done, said
         done += 1
         left[cell] -= 1
-        if left[cell] == 0:
+        if left[cell] == 0 or time.monotonic() - said >= _SAID_SECONDS:
+            said = time.monotonic()
             spent = time.monotonic() - started
             rest = spent / done * (trial.runs - done)
             sys.stderr.write(

@@ -67,15 +67,15 @@ class Client:
         ) as http:
             yield cls(http, model, seconds)
 
-    async def get(self, path: str) -> Any:
-        """Return the document at `path`. Raises `RequestError`."""
+    async def get(self, path: str) -> bytes:
+        """Return what is at `path`. Raises `RequestError`."""
         try:
             async with self._http.get(path) as reply:
                 content = await reply.read()
                 if reply.status != 200:
                     raise RequestError(_refusal(reply.status, content))
-                return msgspec.json.decode(content) if content else None
-        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
+                return content
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise RequestError(self._why(error)) from error
 
     async def ask(self, question: Question) -> Answered:

@@ -38,6 +38,10 @@ class _Cards(msgspec.Struct):
     data: list[_Card]
 
 
+class _Version(msgspec.Struct):
+    version: str
+
+
 class _Config(msgspec.Struct):
     vocab_size: int | None = None
     text_config: _Config | None = None
@@ -46,8 +50,8 @@ class _Config(msgspec.Struct):
 async def served_model(client: Client, arm: ServerArm) -> ServedModel:
     """Ask the server. Raises `RequestError`, or `SettingsError` for what the arm must say."""
     try:
-        cards = msgspec.convert(await client.get("v1/models"), _Cards).data
-    except msgspec.ValidationError as error:
+        cards = msgspec.json.decode(await client.get("v1/models"), type=_Cards).data
+    except msgspec.DecodeError as error:
         raise RequestError(f"v1/models: {error}") from error
     card = next((one for one in cards if arm.model in (None, one.id)), None)
     if card is None:
@@ -67,11 +71,8 @@ async def served_model(client: Client, arm: ServerArm) -> ServedModel:
 async def _version(client: Client) -> str:
     """Return the version, which vLLM and SGLang tell in different places."""
     for path in ("version", "server_info"):
-        with suppress(RequestError):
-            said = await client.get(path)
-            if isinstance(said, dict) and isinstance(said.get("version"), str):
-                version: str = said["version"]
-                return version
+        with suppress(RequestError, msgspec.DecodeError):
+            return msgspec.json.decode(await client.get(path), type=_Version).version
     return "of unknown version"
 
 
