@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 from collections import deque
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -13,6 +13,9 @@ from statecache.errors import SettingsError, TraceError
 from statecache.generate import AgentWorkload, agent_lines
 from statecache.generate_prefixes import DistinctPrefixes, SharedPrefix, prefix_lines
 from statecache.trace import BLOCK_TOKENS, Request, Trace, read_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["KINDS", "Asked", "Workload", "closed_loop"]
 
@@ -78,15 +81,16 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise SettingsError("workload: kind trace needs a file")
             read_trace(self.file, limit=self.limit)  # says what is wrong with it
             asked = _sessions_of(Path(self.file), self.limit, needed=self.loop == "closed")
-        elif self.kind == "agent":
-            lines = agent_lines(AgentWorkload(self.sessions, self.turns, seed))
-            asked = [msgspec.json.decode(line, type=Asked) for line in lines]
         else:
-            decoded = (
-                msgspec.json.decode(line, type=Asked) for line in prefix_lines(self._prefixes(seed))
-            )
-            asked = [msgspec.structs.replace(one, session_id=n) for n, one in enumerate(decoded)]
+            asked = [msgspec.json.decode(line, type=Asked) for line in self._lines(seed)]
+            if _SIZES[self.kind] is _PREFIXES:
+                asked = [msgspec.structs.replace(one, session_id=n) for n, one in enumerate(asked)]
         return closed_loop(asked, self.at_once or len(asked)) if self.loop == "closed" else asked
+
+    def _lines(self, seed: int) -> Iterator[bytes]:
+        if self.kind == "agent":
+            return agent_lines(AgentWorkload(self.sessions, self.turns, seed))
+        return prefix_lines(self._prefixes(seed))
 
     def _prefixes(self, seed: int) -> DistinctPrefixes | SharedPrefix:
         kind: Any = DistinctPrefixes if self.kind == "distinct-prefixes" else SharedPrefix
