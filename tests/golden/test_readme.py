@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from replay_support import needs_recorded, recorded_plan
+from statecache.ab.plans import read_plan
 from statecache.generate import AgentWorkload, agent_lines
 from statecache.plan import Plan, PrefixTree, kv_timeline, make_plan
 from statecache.replay import ReplayRow, replay
@@ -60,6 +61,17 @@ def test_recorded_workload() -> None:
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
 def test_code(code: str) -> None:
     exec(compile(code, "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize("plan", re.findall(r"```toml\n(.*?)```", README, re.DOTALL))
+def test_plan(plan: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(plan)
+    given = dict.fromkeys(("workload", "repeats", "seed", "warm_up", "python", "servers", "speed"))
+    trial = read_plan(path, [], **given)
+    assert [arm.name for arm in trial.cells[0].arms] == ["off", "on"]
+    assert trial.servers is not None
+    assert trial.servers.one_at_a_time
 
 
 def test_links_lead_somewhere() -> None:

@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 
 from replay_support import run
-from statecache.ab.picture import line_chart
+from statecache.ab.answers import Answered, Answers, server_run
+from statecache.ab.bench import Cell, Failure, Trial
+from statecache.ab.page import report_page
+from statecache.ab.picture import line_chart, share_chart
+from statecache.ab.result import Machine, Result
+from statecache.ab.server_arm import ServerArm
+from statecache.ab.workloads import Workload
 
 NAME = "a<b>&"
+needs_browser = pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium here")
 
 
 class Reader(HTMLParser):
@@ -70,15 +77,95 @@ def test_points_are_where_their_values_are() -> None:
     assert "axis &lt;1&gt;" in drawing
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium here")
-def test_a_browser_shows_it_on_a_phone(page: Path, tmp_path: Path) -> None:
-    """What stands in the page arrives in the document, and nothing is wider than a phone."""
+def test_shares_are_where_their_values_are() -> None:
+    """Quantiles 0, 50 and 100 % from 20 to 200 ms, and from 0, which is off the scale, to 20.
+
+    The axis goes from 20 to 200 over the 388 from x 64; 50 is 0.398 of the way in powers of ten.
+    """
+    drawing = share_chart([[20, 50, 200], [0, 20, 20]], "axis <1>")
+    assert re.findall(r'<polyline points="([^"]+)"', drawing) == [
+        "64.0,248.0 218.4,130.0 452.0,12.0",
+        "64.0,248.0 64.0,130.0 64.0,12.0",
+    ]
+    assert re.findall(r">([\d.%,]+)</text>", drawing) == [
+        *("0%", "25%", "50%", "75%", "100%"),
+        *("20", "50", "100", "200"),
+    ]
+    assert "axis &lt;1&gt;" in drawing
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([10, 10], ["10", "20"]),
+        ([0, 0], ["1", "2", "5", "10"]),
+        ([3, 40_000], ["1", "10", "100", "1,000", "10,000", "100,000"]),
+        ([0.7, 3], ["0.5", "1", "2", "5"]),
+    ],
+)
+def test_the_axis_of_shares_has_few_round_numbers(values: list[float], ticks: list[str]) -> None:
+    found = re.findall(r">([\d.%,]+)</text>", share_chart([values], ""))
+    assert found[5:] == ticks
+
+
+def on_a_phone(page: Path, folder: Path) -> tuple[int, str]:
+    """Return how wide the page is in a window of 500 pixels, and the document."""
     wide = "<script>document.title=document.documentElement.scrollWidth</script>"
-    probe = tmp_path / "probe.html"
+    probe = folder / "probe.html"
     probe.write_text(page.read_text() + wide)
     browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=500,900"]
-    options = [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", probe.as_uri()]
+    options = [f"--user-data-dir={folder / 'profile'}", "--dump-dom", probe.as_uri()]
     done = subprocess.run([*browser, *options], capture_output=True, text=True, timeout=120)
     (width,) = re.findall(r"<title>(\d+)</title>", done.stdout)
-    assert int(width) <= 500
-    assert done.stdout.count("<circle") == 6  # two arms in each of three plots
+    return int(width), done.stdout
+
+
+@needs_browser
+def test_a_browser_shows_it_on_a_phone(page: Path, tmp_path: Path) -> None:
+    """What stands in the page arrives in the document, and nothing is wider than a phone."""
+    width, document = on_a_phone(page, tmp_path)
+    assert width <= 500
+    assert document.count("<circle") == 6  # two arms in each of three plots
+
+
+def answered(first: float) -> Answered:
+    return Answered(
+        prompt_tokens=100,
+        cached_tokens=None,
+        output_tokens=2,
+        asked_at=0,
+        ended_at=first + 0.01,
+        pieces=[(first, 1), (first + 0.01, 1)],
+    )
+
+
+@needs_browser
+def test_a_browser_shows_the_times_of_servers_on_a_phone(tmp_path: Path) -> None:
+    """Servers that report no hits: a curve an arm, and points for the other seven measures."""
+    arms = [ServerArm(name=name, url="http://127.0.0.1:1") for name in ("a", "b")]
+    cell = Cell(name="chat", workload=Workload(kind="distinct-prefixes"), arms=arms)
+    runs = [
+        server_run("chat", arm, seed, Answers([answered((n + seed) / 10) for n in (1, 2, 30)]), 0)
+        for seed in range(2)
+        for arm in "ab"
+    ]
+    result = Result(
+        revision=None,
+        engines={},
+        machine=Machine.here(),
+        settings=Trial(name="t", cells=[cell], repeats=2),
+        seeds={"chat": [0, 1]},
+        complete=True,
+        runs=runs,
+        comparisons=[],
+        failures=[Failure("chat", "c", "the server ended with status 1; server-c.log: boom")],
+    )
+    page = tmp_path / "report.html"
+    page.write_bytes(report_page(result))
+    width, document = on_a_phone(page, tmp_path)
+    assert width <= 500
+    assert "<h2>Time to first token, chat</h2>" in document
+    assert "Token hit rate (" not in document
+    assert document.count("not measured") == 2 * 2  # hit rate and ceiling of each arm
+    assert document.count("<polyline") == 2 + 2 * 7
+    assert "chat, arm c left out: the server ended with status 1; server-c.log: boom" in document

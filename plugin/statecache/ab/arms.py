@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecache import CostModel
+from statecache.ab.server_arm import ServerArm
 from statecache.errors import SettingsError, on_one_line
 from statecache.plan import ADMISSIONS
 from statecache.settings import parse_cost
@@ -141,7 +142,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 raise self.error(f"{field} {getattr(self, field)} must be above {bound}")
 
 
-def parse_arm(text: str) -> Arm:
+def parse_arm(text: str) -> Arm | ServerArm:
     """Read an arm written as "name:key=value,...". Raises `SettingsError`."""
     name, colon, rest = text.partition(":")
     values: dict[str, Any] = {"name": name.strip()}
@@ -162,17 +163,19 @@ def parse_arm(text: str) -> Arm:
     return made_arm(values, strict=False)
 
 
-def made_arm(values: dict[str, Any], *, strict: bool) -> Arm:
+def made_arm(values: dict[str, Any], *, strict: bool) -> Arm | ServerArm:
     """Make an arm of what was given; texts stand for numbers unless `strict`."""
+    is_server = bool({"driver", "url", "command"} & values.keys())
+    kind: type[Arm | ServerArm] = ServerArm if is_server else Arm
     try:
-        return msgspec.convert(values, Arm, strict=strict)
+        return msgspec.convert(values, kind, strict=strict)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, SettingsError):
             raise error.__cause__ from error
         raise SettingsError(on_one_line(f"arm {values.get('name', '?')}: {error}")) from error
 
 
-def check_arms(arms: Sequence[Arm]) -> None:
+def check_arms(arms: Sequence[Arm | ServerArm]) -> None:
     """Raise `SettingsError` unless names differ and each baseline is an arm."""
     names = [arm.name for arm in arms]
     if len(arms) < 2:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from statecache.ab.answers import Answers, server_run
 from statecache.ab.arms import Arm
 from statecache.ab.cache import ArmError, EngineProcess
 from statecache.ab.core import CoreDriver
 from statecache.ab.records import Played, Run, run_of
+from statecache.ab.server_arm import ServerArm, ServerSettings
 from statecache.ab.statistics import Pair
 from statecache.ab.workloads import Workload
 from statecache.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from statecache.ab.servers import Servers
 
 __all__ = ["Bench", "Cell", "Failure", "Trial"]
 
@@ -26,8 +31,13 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     name: str
     workload: Workload
-    arms: list[Arm]
+    arms: Sequence[Arm | ServerArm]
     at: float | None = None
+
+    @property
+    def seeded(self) -> bool:
+        """Whether another seed gives another workload, or other tokens to a server."""
+        return self.workload.seeded or any(isinstance(arm, ServerArm) for arm in self.arms)
 
     @property
     def pairs(self) -> list[Pair]:
@@ -53,6 +63,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     warm_up: float = 0.1
     axis: str = ""
     notes: list[str] = []
+    servers: ServerSettings | None = None
 
     @property
     def pairs(self) -> list[Pair]:
@@ -66,7 +77,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     def seeds(self, cell: Cell) -> list[int]:
         """Return the seeds of a cell: one where another would not change the workload."""
-        repeats = self.repeats if cell.workload.seeded else 1
+        repeats = self.repeats if cell.seeded else 1
         return list(range(self.seed, self.seed + repeats))
 
 
@@ -81,43 +92,78 @@ class Failure(msgspec.Struct, frozen=True):
 class Bench:
     """Plays the runs of a test. `close` ends every process it started."""
 
-    def __init__(self, trial: Trial) -> None:
-        """Start the engines. Raises `SettingsError` if one is not there."""
+    def __init__(
+        self,
+        trial: Trial,
+        folder: Path = Path(),
+        say: Callable[[str], None] = lambda _line: None,
+    ) -> None:
+        """Start engines and servers. Raises `SettingsError` if one is not there.
+
+        Servers' logs go to `folder`; `say` is told what takes long.
+        """
         self.failures: list[Failure] = []
         self.versions: dict[str, str] = {}
         self._trial = trial
         self._engines: dict[tuple[str, str | None], EngineProcess] = {}
         self._last: tuple[Workload, int, CoreDriver] | None = None
         self._pool = ThreadPoolExecutor(max_workers=4)
+        self._servers: Servers | None = None
+        arms = [arm for cell in trial.cells for arm in cell.arms]
         try:
-            for cell in trial.cells:
-                for arm in cell.arms:
-                    if arm.driver == "cache":
-                        self._engine(arm)
+            for arm in arms:
+                if isinstance(arm, Arm) and arm.driver == "cache":
+                    self._engine(arm)
+            if any(isinstance(arm, ServerArm) for arm in arms):
+                from statecache.ab.servers import Servers
+
+                self._servers = Servers(trial, folder, say)
+                self.versions |= self._servers.versions
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """End the engines."""
-        for engine in self._engines.values():
-            engine.close()
-        self._pool.shutdown(cancel_futures=True)
+        """End the engines and the servers."""
+        try:
+            for engine in self._engines.values():
+                engine.close()
+            self._pool.shutdown(cancel_futures=True)
+        finally:
+            if self._servers is not None:
+                self._servers.close()
 
-    def runs(self) -> Iterator[tuple[Run, Played]]:
+    def runs(self) -> Iterator[tuple[Run, Played | Answers]]:
         """Play the runs of all cells, seed by seed and arm by arm: A B A B."""
         for cell in self._trial.cells:
             for seed in self._trial.seeds(cell):
-                core = self._core(cell.workload, seed)
-                warm_up = int(self._trial.warm_up * len(core.prompts))
-                for arm, played in self._play_all(cell, core):
-                    seen = seed if cell.workload.seeded else None
-                    yield run_of(cell.name, arm, seen, played, warm_up, arm.cost_model()), played
+                if any(isinstance(arm, Arm) for arm in cell.arms):
+                    core = self._core(cell.workload, seed)
+                    warm_up = int(self._trial.warm_up * len(core.prompts))
+                    for arm, played in self._play_all(cell, core):
+                        seen = seed if cell.seeded else None
+                        run = run_of(cell.name, arm, seen, played, warm_up, arm.cost_model())
+                        yield run, played
+                yield from self._server_runs(cell, seed)
+
+    def _server_runs(self, cell: Cell, seed: int) -> Iterator[tuple[Run, Answers]]:
+        """Ask the servers one after the other: they may share a machine."""
+        for arm in cell.arms:
+            if isinstance(arm, ServerArm) and self._servers and self._goes_on(cell, arm.name):
+                try:
+                    answers = self._servers.play(cell, arm, seed)
+                except ArmError as error:
+                    self.failures.append(Failure(cell.name, arm.name, str(error)))
+                else:
+                    warm_up = int(self._trial.warm_up * len(answers.answered))
+                    yield server_run(cell.name, arm.name, seed, answers, warm_up), answers
+
+    def _goes_on(self, cell: Cell, arm: str) -> bool:
+        return all((one.cell, one.arm) != (cell.name, arm) for one in self.failures)
 
     def _play_all(self, cell: Cell, core: CoreDriver) -> Iterator[tuple[Arm, Played]]:
         """Play each arm once; engines and the replay work side by side, results come in order."""
-        failed = {(one.cell, one.arm) for one in self.failures}
-        arms = [arm for arm in cell.arms if (cell.name, arm.name) not in failed]
+        arms = [arm for arm in cell.arms if isinstance(arm, Arm) and self._goes_on(cell, arm.name)]
         by_engine: dict[tuple[str, str | None], list[Arm]] = {}
         for arm in arms:
             if arm.driver == "cache":

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["ab_command"]
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SAID_SECONDS = 60
 _REQUESTS, _RESULT, _PAGE = "requests.jsonl.gz", "result.json", "report.html"
 
 
@@ -51,7 +52,8 @@ def ab_command(
         list[str] | None,
         typer.Option(
             metavar="NAME:KEY=VALUE,...",
-            help="An arm, e.g. gds:engine=core,policy=gds,slots=256; the first is the baseline.",
+            help="An arm, e.g. gds:engine=core,policy=gds,slots=256, or a live server,"
+            " on:url=http://127.0.0.1:8000; the first is the baseline.",
         ),
     ] = None,
     workload: Annotated[
@@ -59,7 +61,9 @@ def ab_command(
         typer.Option(
             metavar="KIND:KEY=VALUE,...",
             help="agent (sessions, turns, loop, at_once), distinct-prefixes or shared-prefix"
-            " (count, rounds, prefix_tokens, own_tokens), or trace (file, limit, loop, at_once)."
+            " (count, rounds, prefix_tokens, own_tokens, loop, at_once), or trace (file, limit,"
+            " loop, at_once). loop=open asks at the times of the workload, loop=closed lets at_once"
+            " sessions each ask as soon as they are answered."
             " Default: agent.",
         ),
     ] = None,
@@ -91,6 +95,19 @@ def ab_command(
         str | None,
         typer.Option(metavar="FILE", help="The Python that has the engines (default: this one)."),
     ] = None,
+    servers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY=VALUE,...",
+            help="How servers are asked: tokens_a_block (512), output_tokens (128 at most),"
+            " request_seconds (600), one_at_a_time (false: all launched servers are up at once;"
+            " true: each is started for each of its runs), salt.",
+        ),
+    ] = None,
+    speed: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Open loop of servers: X times as fast as the workload."),
+    ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where results go.")
     ] = Path("statecache-ab"),
@@ -98,7 +115,7 @@ def ab_command(
     """Compare arms on a workload: which is better, by how much, and can one tell?"""
     check_installed()
     if experiment is not None:
-        if plan or arm or workload:
+        if plan or arm or workload or servers or speed:
             raise SettingsError("--experiment: brings its arms and workload: leave out yours")
         asked = Experiment(experiment, engines, trace)
         share = asked.warm_up if warm_up is None else warm_up
@@ -107,7 +124,7 @@ def ab_command(
     else:
         if trace or engines:
             raise SettingsError("--trace and --engines are for --experiment: see --workload, --arm")
-        trial = read_plan(plan, arm or [], workload, repeats, seed, warm_up, python)
+        trial = read_plan(plan, arm or [], workload, repeats, seed, warm_up, python, servers, speed)
     _run(trial, output)
 
 
@@ -118,7 +135,7 @@ def _run(trial: Trial, folder: Path) -> None:
     for workload in {cell.workload for cell in trial.cells if cell.workload.kind == "trace"}:
         workload.trace(trial.seed)  # a bad trace is said before an engine starts
     runs: list[Run] = []
-    bench = Bench(trial)
+    bench = Bench(trial, folder, _say)
     ended: BaseException | None = None
     try:
         with (
@@ -143,7 +160,7 @@ def _run(trial: Trial, folder: Path) -> None:
         engines=bench.versions,
         machine=Machine.here(),
         settings=trial,
-        seeds={c.name: trial.seeds(c) if c.workload.seeded else None for c in trial.cells},
+        seeds={c.name: trial.seeds(c) if c.seeded else None for c in trial.cells},
         complete=ended is None,
         runs=runs,
         comparisons=compare(trial.pairs, runs, trial.seed),
@@ -167,6 +184,11 @@ def _show(result: Result, folder: Path) -> None:
     if not result.complete:
         sys.stderr.write(f"statecache: interrupted after {len(result.runs)} runs\n")
     sys.stderr.write(f"Results: {folder / _RESULT}, {folder / _REQUESTS}, {folder / _PAGE}\n")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def _make_folder(folder: Path) -> None:
@@ -211,16 +233,17 @@ def _progress(trial: Trial) -> Iterator[_Advance]:
 
 
 def _log_lines(trial: Trial) -> _Advance:
-    """Return what writes a line each time a cell has all its runs."""
+    """Return what writes a line each time a cell has all its runs, and one a minute."""
     left = {cell.name: len(cell.arms) * len(trial.seeds(cell)) for cell in trial.cells}
-    started = time.monotonic()
+    started = said = time.monotonic()
     done = 0
 
     def advance(cell: str) -> None:
-        nonlocal done
+        nonlocal done, said
         done += 1
         left[cell] -= 1
-        if left[cell] == 0:
+        if left[cell] == 0 or time.monotonic() - said >= _SAID_SECONDS:
+            said = time.monotonic()
             spent = time.monotonic() - started
             rest = spent / done * (trial.runs - done)
             sys.stderr.write(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecache.ab.picture import LINES, line_chart
+from statecache.ab.picture import LINES, line_chart, share_chart
 from statecache.ab.records import MEASURES
 from statecache.ab.result import failure_lines, interval_of, number_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from statecache.ab.records import Run
     from statecache.ab.result import Result
     from statecache.ab.statistics import Comparison
@@ -22,6 +25,13 @@ _TITLES = {
     "token_hit_rate": "Token hit rate (higher is better)",
     "missed_by_state_tokens": "Missed-by-state tokens a request (lower is better)",
     "recompute_cost": "Recompute cost a request, seconds of the cost model (lower is better)",
+    "ttft_p50_ms": "Time to first token, median, ms (lower is better)",
+    "ttft_p90_ms": "Time to first token, 90th percentile, ms (lower is better)",
+    "ttft_p99_ms": "Time to first token, 99th percentile, ms (lower is better)",
+    "itl_p50_ms": "Inter-token latency, median, ms (lower is better)",
+    "itl_p99_ms": "Inter-token latency, 99th percentile, ms (lower is better)",
+    "output_tokens_per_second": "Output tokens a second (higher is better)",
+    "request_errors": "Share of requests that failed (lower is better)",
 }
 _STYLE = """
 :root { color-scheme: light dark; --line: #8886; --good: #1a7f37; --bad: #c0392b; }
@@ -56,7 +66,10 @@ def report_page(result: Result) -> bytes:
     if not result.complete:
         parts.append(f"<p class=worse>Interrupted after {len(result.runs)} runs.</p>")
     parts += [f"<p class=worse>{escape(line)}</p>" for line in failure_lines(result.failures)]
+    parts += _first_tokens(result)
     for measure in MEASURES:
+        if all(measure.of(run) is None for run in result.runs):
+            continue
         parts += [f"<h2>{escape(_TITLES[measure.name])}</h2>", *_plot(result, measure.name)]
         parts.append(_verdicts([c for c in result.comparisons if c.measure == measure.name]))
     parts += [
@@ -96,18 +109,43 @@ def _plot(result: Result, measure_name: str) -> list[str]:
     measure = next(one for one in MEASURES if one.name == measure_name)
     grouped: dict[str, dict[str, list[float]]] = {}
     for run in result.runs:
-        grouped.setdefault(run.arm, {}).setdefault(run.cell, []).append(measure.of(run))
+        value = measure.of(run)
+        if value is not None:
+            grouped.setdefault(run.arm, {}).setdefault(run.cell, []).append(value)
     cells = [cell.name for cell in result.settings.cells]
     labels = [cell.name if cell.at is None else f"{cell.at:g}" for cell in result.settings.cells]
     lines = {arm: [values.get(cell) for cell in cells] for arm, values in grouped.items()}
     if not lines:
         return []
-    legend = "".join(
-        f'<li><i style="background:{LINES[n % len(LINES)]}"></i>{escape(arm)}</li>'
-        for n, arm in enumerate(lines)
-    )
     drawing = line_chart(list(lines.values()), labels, result.settings.axis or "workload")
-    return [drawing, f"<ul class=legend>{legend}</ul>"]
+    return [drawing, _legend(lines)]
+
+
+def _first_tokens(result: Result) -> list[str]:
+    """Return a picture for each cell with servers: how their times to first token spread."""
+    parts: list[str] = []
+    for cell in result.settings.cells:
+        by_arm: dict[str, list[list[float]]] = {}
+        for run in result.runs:
+            if run.cell == cell.name and run.times is not None:
+                by_arm.setdefault(run.arm, []).append(run.times.ttft_quantiles_ms)
+        if by_arm:
+            lines = [
+                [math.fsum(values) / len(values) for values in zip(*runs, strict=True)]
+                for runs in by_arm.values()
+            ]
+            parts.append(f"<h2>Time to first token, {escape(cell.name)}</h2>")
+            parts.append(share_chart(lines, "ms; share of requests that waited no longer"))
+            parts.append(_legend(by_arm))
+    return parts
+
+
+def _legend(arms: Iterable[str]) -> str:
+    items = "".join(
+        f'<li><i style="background:{LINES[n % len(LINES)]}"></i>{escape(arm)}</li>'
+        for n, arm in enumerate(arms)
+    )
+    return f"<ul class=legend>{items}</ul>"
 
 
 def _verdicts(comparisons: list[Comparison]) -> str:
@@ -132,10 +170,9 @@ def _arms(result: Result) -> str:
         grouped.setdefault((run.cell, run.arm), []).append(run)
     rows = []
     for (cell, arm), runs in grouped.items():
-        prompt = sum(run.prompt_tokens for run in runs) or 1
         cells = (
-            f"{sum(run.hit_tokens for run in runs) / prompt:.4f}",
-            f"{sum(run.resident_tokens for run in runs) / prompt:.4f}",
+            _share([run.hit_tokens for run in runs], runs),
+            _share([run.resident_tokens for run in runs], runs),
             _average([run.evicted_states for run in runs]),
             _average([run.skipped_states for run in runs]),
             _average([run.rejected for run in runs]),
@@ -147,6 +184,13 @@ def _arms(result: Result) -> str:
         "<th class=n>ceiling (KV resident)<th class=n>evicted states<th class=n>states not kept"
         "<th class=n>rejected" + "\n".join(rows) + "</table></div>"
     )
+
+
+def _share(tokens: list[int | None], runs: list[Run]) -> str:
+    known = [count for count in tokens if count is not None]
+    if len(known) < len(runs):
+        return "not measured"
+    return f"{sum(known) / (sum(run.prompt_tokens for run in runs) or 1):.4f}"
 
 
 def _average(counts: list[int | None]) -> str:

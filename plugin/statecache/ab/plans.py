@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from statecache.ab.arms import Arm, check_arms, made_arm, parse_arm
 from statecache.ab.bench import Cell, Trial
+from statecache.ab.server_arm import (
+    ServerArm,
+    check_client,
+    made_servers,
+    parse_servers,
+)
 from statecache.ab.statistics import default_repeats, least_repeats
 from statecache.ab.workloads import KINDS, Workload
 from statecache.errors import SettingsError, on_one_line
@@ -28,6 +35,7 @@ class _Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repeats: int | None = None
     seed: int | None = None
     warm_up: float | None = None
+    servers: dict[str, Any] = {}
 
 
 def read_plan(
@@ -38,6 +46,8 @@ def read_plan(
     seed: int | None,
     warm_up: float | None,
     python: str | None,
+    servers: str | None,
+    speed: float | None,
 ) -> Trial:
     """Return the test of a TOML file, of options, or of both: what an option says wins."""
     plan = _Plan() if path is None else _read(path)
@@ -45,7 +55,10 @@ def read_plan(
     check_arms(made)
     asked = parse_workload(workload) if workload else plan.workload or Workload()
     cell = Cell(name=asked.kind, workload=asked, arms=made)
-    return trial_of(
+    asking = plan.servers | (parse_servers(servers) if servers else {})
+    if speed is not None:
+        asking["speed"] = speed
+    trial = trial_of(
         [cell],
         plan.name,
         plan.repeats if repeats is None else repeats,
@@ -54,6 +67,7 @@ def read_plan(
         python,
         "",
     )
+    return _with_servers(trial, cell, asking)
 
 
 def trial_of(
@@ -70,7 +84,7 @@ def trial_of(
         msgspec.structs.replace(cell, arms=[_with_python(arm, python) for arm in cell.arms])
         for cell in cells
     ]
-    seeded = [pair for cell in cells if cell.workload.seeded for pair in cell.pairs]
+    seeded = [pair for cell in cells if cell.seeded for pair in cell.pairs]
     if repeats is not None and not 1 <= repeats <= _MOST_REPEATS:
         raise SettingsError(f"--repeats: {repeats} is not in 1 to {_MOST_REPEATS}")
     if repeats is None:
@@ -104,8 +118,29 @@ def parse_workload(text: str) -> Workload:
         raise SettingsError(on_one_line(f"--workload: {error}")) from error
 
 
-def _with_python(arm: Arm, python: str | None) -> Arm:
-    return arm if python is None or arm.python else msgspec.structs.replace(arm, python=python)
+def _with_servers(trial: Trial, cell: Cell, asking: dict[str, Any]) -> Trial:
+    """Add how servers are asked. Raises `SettingsError` for what would not be a fair test."""
+    servers = [isinstance(arm, ServerArm) for arm in cell.arms]
+    if not any(servers):
+        if asking:
+            raise SettingsError("--servers and --speed are for servers, and no arm is one")
+        return trial
+    check_client()
+    if not all(servers) and not cell.workload.seeded:
+        raise SettingsError(
+            f"workload: {cell.workload.kind} is the same at each seed, so only servers can repeat"
+            " it: leave the other arms out"
+        )
+    if "speed" in asking and cell.workload.loop == "closed":
+        raise SettingsError("--speed: a closed loop has no times: set loop=open")
+    settings = made_servers({"salt": secrets.randbits(32)} | asking)
+    return msgspec.structs.replace(trial, servers=settings)
+
+
+def _with_python(arm: Arm | ServerArm, python: str | None) -> Arm | ServerArm:
+    if python is None or isinstance(arm, ServerArm) or arm.python:
+        return arm
+    return msgspec.structs.replace(arm, python=python)
 
 
 def _read(path: Path) -> _Plan:

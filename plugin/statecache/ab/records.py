@@ -9,12 +9,12 @@ import msgspec
 from statecache.trace import BLOCK_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from statecache import CostModel
     from statecache.ab.arms import Arm
 
-__all__ = ["MEASURES", "Measure", "Played", "Run", "Served", "run_of"]
+__all__ = ["MEASURES", "Measure", "Played", "Run", "Served", "Times", "run_of"]
 
 
 class Served(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -41,11 +41,41 @@ class Played(msgspec.Struct, frozen=True):
     evicted_states: int | None
     skipped_states: int | None
 
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield what there is to say of each request."""
+        for one in self.served:
+            yield {
+                "prompt_tokens": one.prompt_tokens,
+                "resident_tokens": one.resident_tokens,
+                "hit_tokens": one.hit_tokens,
+                "rejected": one.rejected,
+            }
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server took, in milliseconds, without the warm-up.
+
+    TTFT is the time to the first token, from `ttft_quantiles_ms` at 0, 1, ... 100 %; ITL the time
+    from one token to the next, None where all of an answer came at once. `request_errors` is
+    the share of requests that failed; they count nowhere else.
+    """
+
+    ttft_p50_ms: float
+    ttft_p90_ms: float
+    ttft_p99_ms: float
+    itl_p50_ms: float | None
+    itl_p99_ms: float | None
+    output_tokens_per_second: float
+    request_errors: float
+    ttft_quantiles_ms: list[float]
+
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Totals of one arm at one seed. Requests of the warm-up count in `warm_up` alone.
 
-    Evicted and skipped states count from the start: they belong to no one request.
+    Evicted and skipped states count from the start: they belong to no one request. None is what
+    was not measured: a server does not say what was resident, and its hits only where it reports
+    them; `times` are those of servers. `rejected` are a server's errors.
     """
 
     cell: str
@@ -55,12 +85,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     rejected: int
     prompt_tokens: int
-    hit_tokens: int
-    resident_tokens: int
-    missed_by_state_tokens: int
-    recompute_cost: float
+    hit_tokens: int | None
+    resident_tokens: int | None
+    missed_by_state_tokens: int | None
+    recompute_cost: float | None
     evicted_states: int | None
     skipped_states: int | None
+    times: Times | None = None
 
 
 class Measure(msgspec.Struct, frozen=True):
@@ -69,11 +100,14 @@ class Measure(msgspec.Struct, frozen=True):
     name: str
     higher_is_better: bool
 
-    def of(self, run: Run) -> float:
-        """Return the measure of a run; 0 where no request was served."""
-        total: float = getattr(run, _TOTALS[self.name])
+    def of(self, run: Run) -> float | None:
+        """Return the measure of a run; 0 where no request was served, None if not measured."""
+        if self.name not in _TOTALS:
+            found: float | None = None if run.times is None else getattr(run.times, self.name)
+            return found
+        total: float | None = getattr(run, _TOTALS[self.name])
         whole = run.prompt_tokens if self.name == "token_hit_rate" else run.requests
-        return total / whole if whole else 0.0
+        return None if total is None else total / whole if whole else 0.0
 
 
 _TOTALS = {
@@ -81,11 +115,18 @@ _TOTALS = {
     "missed_by_state_tokens": "missed_by_state_tokens",
     "recompute_cost": "recompute_cost",
 }
-# The last two are a request.
+# The second and the third are a request, the others but the first are of servers alone.
 MEASURES = (
     Measure("token_hit_rate", True),
     Measure("missed_by_state_tokens", False),
     Measure("recompute_cost", False),
+    Measure("ttft_p50_ms", False),
+    Measure("ttft_p90_ms", False),
+    Measure("ttft_p99_ms", False),
+    Measure("itl_p50_ms", False),
+    Measure("itl_p99_ms", False),
+    Measure("output_tokens_per_second", True),
+    Measure("request_errors", False),
 )
 
 

@@ -14,6 +14,7 @@ import msgspec
 from rich.table import Table
 
 from statecache import __version__
+from statecache.ab.answers import Answers
 from statecache.ab.bench import Failure, Trial
 from statecache.ab.records import Played, Run
 from statecache.ab.statistics import Comparison
@@ -76,7 +77,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Raw:
-    """Writes one line a request: cell, arm, seed, number, and the tokens of `Served`."""
+    """Writes one line a request: cell, arm, seed, number, and what was measured of it."""
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile) -> None:
         self._file = file
@@ -90,20 +91,17 @@ class Raw:
         ) as packed:
             yield cls(packed)
 
-    def add(self, run: Run, played: Played) -> None:
+    def add(self, run: Run, played: Played | Answers) -> None:
         """Write the requests of a run."""
         lines = bytearray()
-        for number, one in enumerate(played.served):
+        for number, measured in enumerate(played.records()):
             record = {
                 "cell": run.cell,
                 "arm": run.arm,
                 "seed": run.seed,
                 "request": number,
                 "warm_up": number < run.warm_up,
-                "prompt_tokens": one.prompt_tokens,
-                "resident_tokens": one.resident_tokens,
-                "hit_tokens": one.hit_tokens,
-                "rejected": one.rejected,
+                **measured,
             }
             lines += msgspec.json.encode(record) + b"\n"
         self._file.write(lines)

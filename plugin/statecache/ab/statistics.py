@@ -100,7 +100,8 @@ def default_repeats(comparisons: int) -> int:
 def compare(pairs: Sequence[Pair], runs: Sequence[Run], seed: int = 0) -> list[Comparison]:
     """Compare the runs of each pair of arms, paired by cell and seed, by every measure.
 
-    Seeds that only one of the two arms has are left out; a pair without a common seed is too.
+    Seeds and measures that only one of the two arms has are left out; a pair without a common seed
+    is too.
     """
     by_arm: dict[tuple[str, str], dict[int | None, Run]] = {}
     for run in runs:
@@ -118,12 +119,13 @@ def _paired(
 ) -> _Tested:
     baseline = by_arm.get((pair.cell, pair.baseline), {})
     arm = by_arm.get((pair.cell, pair.arm), {})
-    seeds = [seed for seed in baseline if seed in arm]
-    return _Tested(
-        pair,
-        [measure.of(baseline[seed]) for seed in seeds],
-        [measure.of(arm[seed]) for seed in seeds],
-    )
+    tested = _Tested(pair, [], [])
+    for seed in (seed for seed in baseline if seed in arm):
+        values = measure.of(baseline[seed]), measure.of(arm[seed])
+        if values[0] is not None and values[1] is not None:
+            tested.baseline.append(values[0])
+            tested.arm.append(values[1])
+    return tested
 
 
 def _judged(measure: Measure, tested: Sequence[_Tested], seed: int) -> list[Comparison]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 from collections import deque
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -14,9 +14,12 @@ from statecache.generate import AgentWorkload, agent_lines
 from statecache.generate_prefixes import DistinctPrefixes, SharedPrefix, prefix_lines
 from statecache.trace import BLOCK_TOKENS, Request, Trace, read_trace
 
-__all__ = ["KINDS", "Workload", "closed_loop"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-_PREFIXES = ("count", "rounds", "prefix_tokens", "own_tokens")
+__all__ = ["KINDS", "Asked", "Workload", "closed_loop"]
+
+_PREFIXES = ("count", "rounds", "prefix_tokens", "own_tokens", "loop", "at_once")
 _SIZES = {
     "agent": ("sessions", "turns", "loop", "at_once"),
     "distinct-prefixes": _PREFIXES,
@@ -31,7 +34,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `loop` is open for the order of time, and closed for sessions that each ask again as soon as
     they are answered, `at_once` of them (0: all). A trace is read from `file`; it has no seed, so
-    it can be played but once, and needs a session_id in each line for a closed loop.
+    it can be played but once, and needs a session_id in each line for a closed loop. In the
+    workloads of prefixes each request is a session of its own.
     """
 
     kind: Literal["agent", "distinct-prefixes", "shared-prefix", "trace"] = "agent"
@@ -66,23 +70,27 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def trace(self, seed: int) -> Trace:
         """Return the requests. Raises `SettingsError`."""
+        if self.kind == "trace" and self.file is not None and self.loop == "open":
+            return read_trace(self.file, limit=self.limit)
+        return Trace(self.kind, "", seed, [one.request() for one in self.asked(seed)])
+
+    def asked(self, seed: int) -> list[Asked]:
+        """Return the requests with their times and sessions. Raises `SettingsError`."""
         if self.kind == "trace":
             if self.file is None:
                 raise SettingsError("workload: kind trace needs a file")
-            recorded = read_trace(self.file, limit=self.limit)
-            if self.loop == "open":
-                return recorded
-            asked = _sessions_of(Path(self.file), self.limit)
+            read_trace(self.file, limit=self.limit)  # says what is wrong with it
+            asked = _sessions_of(Path(self.file), self.limit, needed=self.loop == "closed")
         else:
-            lines = (
-                agent_lines(AgentWorkload(self.sessions, self.turns, seed))
-                if self.kind == "agent"
-                else prefix_lines(self._prefixes(seed))
-            )
-            asked = [msgspec.json.decode(line, type=_Asked) for line in lines]
-        if self.loop == "closed":
-            asked = closed_loop(asked, self.at_once or len(asked))
-        return Trace(self.kind, "", seed, [one.request() for one in asked])
+            asked = [msgspec.json.decode(line, type=Asked) for line in self._lines(seed)]
+            if _SIZES[self.kind] is _PREFIXES:
+                asked = [msgspec.structs.replace(one, session_id=n) for n, one in enumerate(asked)]
+        return closed_loop(asked, self.at_once or len(asked)) if self.loop == "closed" else asked
+
+    def _lines(self, seed: int) -> Iterator[bytes]:
+        if self.kind == "agent":
+            return agent_lines(AgentWorkload(self.sessions, self.turns, seed))
+        return prefix_lines(self._prefixes(seed))
 
     def _prefixes(self, seed: int) -> DistinctPrefixes | SharedPrefix:
         kind: Any = DistinctPrefixes if self.kind == "distinct-prefixes" else SharedPrefix
@@ -96,23 +104,27 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return made
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class Asked(msgspec.Struct, frozen=True):
+    """A line of a trace with its session, if it has one; `timestamp` is in milliseconds."""
+
     input_length: int
     output_length: int
     hash_ids: list[int]
     session_id: int | str | None = None
+    timestamp: int | float = 0
 
     def request(self) -> Request:
+        """Return it as a request of a trace; the order is all that is left of its time."""
         return Request(0, self.input_length, self.output_length, self.hash_ids)
 
 
-def closed_loop(asked: list[_Asked], at_once: int) -> list[_Asked]:
+def closed_loop(asked: list[Asked], at_once: int) -> list[Asked]:
     """Order the requests of sessions that run `at_once`: each one's next request in turn.
 
     Sessions begin in the order of their first requests; the next one takes the place of one that
     ended.
     """
-    by_session: dict[int | str | None, deque[_Asked]] = {}
+    by_session: dict[int | str | None, deque[Asked]] = {}
     for one in asked:
         by_session.setdefault(one.session_id, deque()).append(one)
     waiting = deque(by_session.values())
@@ -130,17 +142,17 @@ def closed_loop(asked: list[_Asked], at_once: int) -> list[_Asked]:
     return ordered
 
 
-def _sessions_of(path: Path, limit: int | None) -> list[_Asked]:
+def _sessions_of(path: Path, limit: int | None, *, needed: bool) -> list[Asked]:
     """Read a trace that is known to be sound once more, with its sessions."""
     stored = path.read_bytes()
     lines = gzip.decompress(stored) if stored.startswith(b"\x1f\x8b") else stored
     asked = []
     for number, line in enumerate(lines.splitlines()[:limit], 1):
         try:
-            one = msgspec.json.decode(line, type=_Asked)
+            one = msgspec.json.decode(line, type=Asked)
         except msgspec.ValidationError as error:
             raise TraceError(str(path), f"session_id: {error}", number) from error
-        if one.session_id is None:
+        if one.session_id is None and needed:
             raise TraceError(str(path), "has no session_id, which a closed loop needs", number)
         if one.input_length >= BLOCK_TOKENS:
             asked.append(one)

@@ -1,0 +1,177 @@
+"""The driver `server`: a live server, asked over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from statecache.ab.answers import Answered, Answers
+from statecache.ab.block_tokens import BlockTokens
+from statecache.ab.cache import ArmError
+from statecache.ab.server_client import Client, Question, RequestError
+from statecache.ab.server_load import at_their_times, session_by_session
+from statecache.ab.server_model import ServedModel, served_model
+from statecache.ab.server_process import ServerProcess
+from statecache.trace import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from statecache.ab.server_arm import ServerArm, ServerSettings
+    from statecache.ab.workloads import Asked, Workload
+
+__all__ = ["Server", "question_tokens"]
+
+_ERRORS_IN_A_ROW = 10
+_POLL_SECONDS = 0.25
+_REPLY_SECONDS = 10  # of what is no work
+_FIRST_OUTPUT_TOKENS = 8
+
+
+def question_tokens(one: Asked, settings: ServerSettings) -> tuple[int, int]:
+    """Return how many tokens a request has, whole blocks alone, and how many its answer."""
+    blocks = one.input_length // BLOCK_TOKENS
+    return blocks * settings.tokens_a_block, max(1, min(one.output_length, settings.output_tokens))
+
+
+class Server:
+    """The server of an arm: `start` it, `play` on it, `close` it, and again.
+
+    `salt` sets its tokens apart from those of another arm on the same server.
+    """
+
+    def __init__(self, arm: ServerArm, settings: ServerSettings, log: Path, salt: str) -> None:
+        self._arm = arm
+        self._settings = settings
+        self._log = log
+        self._salt = salt
+        self._process: ServerProcess | None = None
+        self._url = arm.url or ""
+        self._starts = 0
+        self.served: ServedModel | None = None
+
+    def start(self, longest: int) -> None:
+        """Launch it or find it, until it has answered. Raises `SettingsError`.
+
+        `longest` is how many tokens a request and its answer will have at most.
+        """
+        if self._arm.command is not None:
+            self._process = ServerProcess(self._arm, self._log)
+            self._url = self._process.url
+        self._starts += 1
+        try:
+            self.served = asyncio.run(self._get_ready(longest))
+        except RequestError as error:
+            problem = self._with_fate(str(error))
+            self.close()
+            raise self._arm.error(problem) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def play(self, workload: Workload, asked: Sequence[Asked], seed: int) -> Answers:
+        """Ask all of it. Raises `ArmError`, and a launched server has then ended."""
+        if self.served is None:
+            raise ArmError("the server is not started")
+        try:
+            return asyncio.run(self._play(self.served, workload, asked, seed))
+        except ArmError as error:
+            problem = self._with_fate(str(error))
+            self.close()
+            raise ArmError(problem) from error
+
+    def close(self) -> None:
+        """End it if it was launched; once it is ended this does nothing."""
+        self.served = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
+    async def _get_ready(self, longest: int) -> ServedModel:
+        async with Client.connected(self._url, "", _REPLY_SECONDS) as client:
+            if self._process is not None:
+                await self._wait_until_healthy(client, self._process)
+            try:
+                served = await served_model(client, self._arm)
+            except RequestError as error:
+                if self._process is None:
+                    raise RequestError(f"{self._url} cannot be reached ({error})") from error
+                raise
+        if served.most_tokens is not None and longest > served.most_tokens:
+            raise self._arm.error(
+                f"requests take up to {longest} tokens with their answers, the server"
+                f" {served.most_tokens}: set tokens_a_block or output_tokens lower"
+            )
+        await self._ask_first(served)
+        return served
+
+    async def _wait_until_healthy(self, client: Client, process: ServerProcess) -> None:
+        end = time.monotonic() + self._arm.start_seconds
+        while True:
+            try:
+                await client.get("health")
+            except RequestError as error:
+                if not process.alive:
+                    raise RequestError("it did not start") from error
+                if time.monotonic() > end:
+                    raise RequestError(f"not ready in {self._arm.start_seconds:g} s") from error
+                await asyncio.sleep(_POLL_SECONDS)
+            else:
+                return
+
+    async def _ask_first(self, served: ServedModel) -> None:
+        """Show that it takes such requests; also, the first ones of a server are slow."""
+        tokens = self._tokens(served, f"start {self._starts}")
+        async with self._client(served) as client:
+            for block in range(2):
+                question = Question(tokens.prompt([block]), _FIRST_OUTPUT_TOKENS)
+                answered = await client.ask(question)
+                if answered.error is not None:
+                    raise RequestError(f"the first request failed: {answered.error}")
+
+    async def _play(
+        self, served: ServedModel, workload: Workload, asked: Sequence[Asked], seed: int
+    ) -> Answers:
+        tokens = self._tokens(served, f"seed {seed}")
+        found: dict[int, Answered] = {}
+        failed = 0
+
+        async def ask(number: int) -> None:
+            nonlocal failed
+            one = asked[number]
+            blocks = one.hash_ids[: one.input_length // BLOCK_TOKENS]
+            _, output_tokens = question_tokens(one, self._settings)
+            answered = await client.ask(Question(tokens.prompt(blocks), output_tokens))
+            found[number] = answered
+            failed = failed + 1 if answered.error else 0
+            if answered.error and (failed == _ERRORS_IN_A_ROW or not await self._lives_on()):
+                raise ArmError(f"request {number} failed: {answered.error}")
+
+        async with self._client(served) as client:
+            if workload.loop == "open":
+                await at_their_times(asked, self._settings.speed, ask)
+            else:
+                await session_by_session(asked, workload.at_once, ask)
+        if failed == len(asked):
+            raise ArmError(f"every request failed: {found[0].error}")
+        return Answers([found[number] for number in range(len(asked))])
+
+    def _client(self, served: ServedModel) -> AbstractAsyncContextManager[Client]:
+        return Client.connected(self._url, served.name, self._settings.request_seconds)
+
+    def _tokens(self, served: ServedModel, what: str) -> BlockTokens:
+        salt = f"{self._settings.salt} {self._salt} {what}"
+        return BlockTokens(salt, served.vocabulary, self._settings.tokens_a_block)
+
+    async def _lives_on(self) -> bool:
+        """Whether it still runs after an error; ending takes a process a moment."""
+        if self._process is None:
+            return True
+        await asyncio.sleep(_POLL_SECONDS)
+        return self._process.alive
+
+    def _with_fate(self, problem: str) -> str:
+        return problem if self._process is None else f"{problem}; {self._process.fate()}"
