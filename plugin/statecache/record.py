@@ -212,6 +212,11 @@ class TraceRecorder:
         self._at_exit = Finalize(None, self.close, exitpriority=10)
         log.info("statecache: recording requests to %s, %d MiB at most", self._path, most_mib)
 
+    @property
+    def recording(self) -> bool:
+        """Whether requests are still recorded."""
+        return self._recording
+
     # What the scheduler calls: nothing here takes long, or fails.
 
     def arrived(self, name: Hashable) -> None:

@@ -21,12 +21,16 @@ class Recording:
         def fail(_request: Any) -> None:
             recorder.stop("a request is not as expected")
 
+        def wanted(request: Any) -> bool:
+            has_tokens = request.prompt_token_ids is not None and request.prompt_embeds is None
+            return recorder.recording and has_tokens
+
         def arrived(request: Any) -> None:
-            if request.prompt_token_ids is not None and request.prompt_embeds is None:
+            if wanted(request):
                 recorder.arrived(request.request_id)
 
         def ended(request: Any) -> None:
-            if request.prompt_token_ids is not None and request.prompt_embeds is None:
+            if wanted(request):
                 recorder.ended(request.request_id, _ended(request))
 
         self.arrived = guard.wrap(arrived, fail)
