@@ -179,8 +179,8 @@ class TraceRecorder:
     """Records the requests of one scheduler to `path`, one line for each that ended.
 
     Lines are in the order of arrival: one that ended waits for those that arrived before it, for
-    `patience` seconds at most. They reach the file within a few seconds; a SIGKILL costs what had
-    not, and leaves a sound file. Raises `SettingsError` if the file cannot be made.
+    `patience` seconds at most. They reach the file within a second: both engines kill
+    their scheduler when they stop, and a SIGKILL leaves a sound file. Raises `SettingsError` if the file cannot be made.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class TraceRecorder:
         log: logging.Logger,
         *,
         patience: float = 60,
-        interval: float = 2,
+        interval: float = 0.5,
         ids: BlockIds | None = None,
     ) -> None:
         self._path = on_one_line(path)
