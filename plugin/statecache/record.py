@@ -179,8 +179,9 @@ class TraceRecorder:
     """Records the requests of one scheduler to `path`, one line for each that ended.
 
     Lines are in the order of arrival: one that ended waits for those that arrived before it, for
-    `patience` seconds at most. They reach the file within a second: both engines kill
-    their scheduler when they stop, and a SIGKILL leaves a sound file. Raises `SettingsError` if the file cannot be made.
+    `patience` seconds at most. They reach the file within a second: both engines kill their
+    scheduler when they stop, and a SIGKILL leaves a sound file. Raises `SettingsError` if the file
+    cannot be made.
     """
 
     def __init__(

@@ -5,14 +5,18 @@ from __future__ import annotations
 import gzip
 from collections import deque
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from statecache.ab.sharegpt import sharegpt_lines
 from statecache.errors import SettingsError, TraceError
 from statecache.generate import AgentWorkload, agent_lines
 from statecache.generate_prefixes import DistinctPrefixes, SharedPrefix, prefix_lines
 from statecache.trace import BLOCK_TOKENS, Request, Trace, read_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["KINDS", "Workload", "closed_loop"]
 
@@ -22,6 +26,7 @@ _SIZES = {
     "distinct-prefixes": _PREFIXES,
     "shared-prefix": _PREFIXES,
     "trace": ("file", "limit", "loop", "at_once"),
+    "sharegpt": ("file", "sessions", "loop", "at_once"),
 }
 KINDS = tuple(_SIZES)
 
@@ -31,10 +36,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `loop` is open for the order of time, and closed for sessions that each ask again as soon as
     they are answered, `at_once` of them (0: all). A trace is read from `file`; it has no seed, so
-    it can be played but once, and needs a session_id in each line for a closed loop.
+    it can be played but once, and needs a session_id in each line for a closed loop. Of a file of
+    ShareGPT conversations each seed draws `sessions`.
     """
 
-    kind: Literal["agent", "distinct-prefixes", "shared-prefix", "trace"] = "agent"
+    kind: Literal["agent", "distinct-prefixes", "shared-prefix", "trace", "sharegpt"] = "agent"
     sessions: int = 32
     turns: int = 40
     loop: Literal["open", "closed"] = "open"
@@ -56,13 +62,18 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise SettingsError(f"{field} is no setting of {self.kind}")
         if self.kind == "agent":  # each checks its sizes
             AgentWorkload(self.sessions, self.turns)
+        elif self.kind == "sharegpt":
+            if self.file is None:
+                raise SettingsError("workload: kind sharegpt needs a file")
+            if self.sessions < 1:
+                raise SettingsError(f"sessions is {self.sessions}: give at least 1")
         elif self.kind != "trace":
             self._prefixes(0)
 
     @property
     def seeded(self) -> bool:
         """Whether another seed gives another workload."""
-        return self.kind in ("agent", "shared-prefix")
+        return self.kind in ("agent", "shared-prefix", "sharegpt")
 
     def trace(self, seed: int) -> Trace:
         """Return the requests. Raises `SettingsError`."""
@@ -74,15 +85,17 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 return recorded
             asked = _sessions_of(Path(self.file), self.limit)
         else:
-            lines = (
-                agent_lines(AgentWorkload(self.sessions, self.turns, seed))
-                if self.kind == "agent"
-                else prefix_lines(self._prefixes(seed))
-            )
-            asked = [msgspec.json.decode(line, type=_Asked) for line in lines]
+            asked = [msgspec.json.decode(line, type=_Asked) for line in self._lines(seed)]
         if self.loop == "closed":
             asked = closed_loop(asked, self.at_once or len(asked))
         return Trace(self.kind, "", seed, [one.request() for one in asked])
+
+    def _lines(self, seed: int) -> Iterator[bytes]:
+        if self.kind == "agent":
+            return agent_lines(AgentWorkload(self.sessions, self.turns, seed))
+        if self.kind == "sharegpt":
+            return sharegpt_lines(self.file or "", self.sessions, seed)
+        return prefix_lines(self._prefixes(seed))
 
     def _prefixes(self, seed: int) -> DistinctPrefixes | SharedPrefix:
         kind: Any = DistinctPrefixes if self.kind == "distinct-prefixes" else SharedPrefix
