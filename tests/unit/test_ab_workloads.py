@@ -87,7 +87,7 @@ def asked(path: str, **sizes: object) -> list[Request]:
 def test_a_conversation_is_a_session_of_growing_prompts(tmp_path: Path) -> None:
     """Roles and line ends count too, 4 characters are a token.
 
-    Before the first answer "human" + 4,096 + 2 line ends are 4,103 characters: 1,025 tokens, 2 blocks.
+    Before the first answer "human" + 4,096 + 2 line ends are 4,103 characters: 1,025 tokens.
     Then come "gpt" + 401 + 2 and "human" + 2,048 + 2: 6,564, 1,641 tokens, 3 blocks.
     """
     talk = [("human", "a" * 4_096), ("gpt", "b" * 401), ("human", "c" * 2_048), ("gpt", "d")]

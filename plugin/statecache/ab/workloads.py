@@ -64,7 +64,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             AgentWorkload(self.sessions, self.turns)
         elif self.kind == "sharegpt":
             if self.file is None:
-                raise SettingsError("workload: kind sharegpt needs a file")
+                raise SettingsError("kind sharegpt needs a file")
             if self.sessions < 1:
                 raise SettingsError(f"sessions is {self.sessions}: give at least 1")
         elif self.kind != "trace":
