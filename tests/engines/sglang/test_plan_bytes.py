@@ -4,7 +4,6 @@ import argparse
 import json
 
 import pytest
-from model_configs import PUBLISHED
 from sglang.srt.configs.falcon_h1 import FalconH1Config
 from sglang.srt.configs.granitemoehybrid import GraniteMoeHybridConfig
 from sglang.srt.configs.kimi_linear import KimiLinearConfig
@@ -15,6 +14,7 @@ from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs
 
+from model_configs import PUBLISHED
 from statecache.memory_plan import Demand, rated_splits
 from statecache.model_config import read_model
 from statecache.plan import PrefixTree

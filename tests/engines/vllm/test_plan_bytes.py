@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from model_configs import PUBLISHED
 from transformers import AutoConfig
 from vllm.config import CacheConfig, ModelConfig, ParallelConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -18,6 +17,7 @@ from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec
 
+from model_configs import PUBLISHED
 from statecache.memory_plan import Demand, rated_splits
 from statecache.model_config import read_model
 from statecache.plan import PrefixTree
@@ -86,7 +86,7 @@ def test_a_state_and_a_kv_token_take_what_vllm_takes(folder, ranks, asked):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_kimi_linear_takes_what_vllm_takes(tmp_path, ranks):
-    """Its class needs a GPU to be imported: the functions that it calls, with what it gives them."""
+    """Its class cannot be imported without a GPU: the functions that it calls, called alike."""
     keys = PUBLISHED["kimi_linear"]
     (tmp_path / "config.json").write_text(json.dumps(keys))
     linear = keys["linear_attn_config"]
