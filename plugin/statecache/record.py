@@ -261,6 +261,9 @@ class TraceRecorder:
         except OSError as error:
             what = "statecache: the recording to %s ends here (%s)"
             self._log.error(what, self._path, error.strerror)
+        except (AttributeError, OverflowError, TypeError, ValueError) as error:
+            what = "statecache: a request is not as expected (%s); the recording to %s ends here"
+            self._log.error(what, error, self._path)
         finally:
             self._recording = False
             self._file.close()

@@ -214,15 +214,15 @@ def test_a_full_disk_ends_the_recording_with_one_line(caplog):
 
 
 def test_part_of_a_chunk_that_did_not_fit_is_taken_back(tmp_path):
-    """The disk is full after 3,000 bytes of a chunk: what was there before it stays sound."""
+    """The disk is full after 100 bytes of a chunk: what was there before it stays sound."""
     code = f"""
 import logging, resource, signal, sys, time
 from statecache.record import Ended, TraceRecorder
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 made = TraceRecorder({str(tmp_path / "t")!r}, 1, logging.getLogger("x"), interval=0.01)
 made.arrived(0); made.ended(0, Ended([1] * 5120, 1))
-while not open({str(tmp_path / "t")!r}).read(): time.sleep(0.01)
-resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+while not (size := len(open({str(tmp_path / "t")!r}).read())): time.sleep(0.01)
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
 for n in range(1, 50): made.arrived(n); made.ended(n, Ended([n] * 5120, 1))
 made._thread.join(30)
 """
@@ -283,6 +283,24 @@ def test_a_file_that_cannot_be_made_is_one_line(tmp_path, name):
     with pytest.raises(SettingsError, match=r"^--statecache-record: ") as raised:
         check_record_file(os.path.join(tmp_path, name))  # noqa: PTH118 - keeps the null byte
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "odd", [Ended(["x"] * 512, 1), Ended([2**70] * 512, 1), Ended([1], 1, session=b"s")]
+)
+def test_a_request_that_cannot_be_written_ends_the_recording_with_one_line(path, caplog, odd):
+    made = recorder(path, interval=0.01)
+    made.arrived(1)
+    made.ended(1, Ended(PROMPT, 1))
+    wait_for(lambda: path.stat().st_size > 0)
+    made.arrived(2)
+    made.ended(2, odd)
+    wait_for(lambda: not made.recording)
+    made.close()
+    assert len(lines_of(path)) == 1
+    (error,) = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert error.startswith("statecache: a request is not as expected (")
+    assert error.endswith(f"; the recording to {path} ends here")
 
 
 def test_a_fault_of_the_engine_ends_the_recording_and_keeps_what_was(path, caplog):

@@ -13,6 +13,7 @@ from statecache_sglang.seams import Patch
 
 __all__ = ["Recording", "patches"]
 
+_MOST_RUNNING = 100_000
 _log = logging.getLogger("statecache.sglang")
 
 
@@ -40,8 +41,10 @@ class Recording:
     def arrived(self, req: Any) -> None:
         """A request was queued, or once more after it was retracted."""
         recorder = self._recorder
-        if recorder is None or id(req) in self._tokens:
+        if recorder is None or not recorder.recording or id(req) in self._tokens:
             return
+        if len(self._tokens) >= _MOST_RUNNING:  # an end that was not seen
+            self._tokens.pop(next(iter(self._tokens)))
         try:
             if record_seams.has_tokens(req):
                 # SGLang puts one token in the place of a prompt that it aborts.
