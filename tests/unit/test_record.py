@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from statecache.ab.workloads import Workload
 from statecache.cli import main
 from statecache.errors import SettingsError
 from statecache.plan import PrefixTree
@@ -103,6 +104,19 @@ def test_a_recording_is_a_trace_that_replays(path, capfd):
     assert len({line["session_id"] for line in lines_of(path)}) == 1
     assert main_of("replay", str(path), "--policy", "lru", "--json", "-") == 0
     assert json.loads(capfd.readouterr().out)["rows"][0]["hit_tokens"] == (3 + 6 + 9) * 512
+
+
+def test_a_recording_with_sessions_is_a_workload_for_either_loop(path):
+    """Two chats of two turns: a b a b as they came, a a b b when one at a time runs."""
+    made = recorder(path)
+    for name, (chat, turn) in enumerate([("a", 1), ("b", 1), ("a", 2), ("b", 2)]):
+        made.arrived(name)
+        tokens = [ord(chat)] * 1_024 * turn
+        made.ended(name, Ended(tokens, ord(chat), session=chat))
+    made.close()
+    for loop, order in (({}, "abab"), ({"loop": "closed", "at_once": 1}, "aabb")):
+        requests = Workload(kind="trace", file=str(path), **loop).trace(0).requests
+        assert "".join(chr(request.output_length) for request in requests) == order
 
 
 def main_of(*words: str) -> int:
