@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoConfig
 from vllm.config import CacheConfig, ModelConfig, ParallelConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.mamba.mamba_utils import (
@@ -26,23 +25,23 @@ from statecache_vllm import adapter
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@pytest.fixture(scope="module", params=[name for name in PUBLISHED if name != "kimi_linear"])
-def folder(request, tmp_path_factory):
-    """Whole configurations, as transformers writes them."""
+# The other two classes cannot be imported without torchvision, or without a GPU.
+IMPORTED = [name for name in PUBLISHED if name not in ("kimi_linear", "qwen3_5")]
+
+
+@pytest.fixture(scope="module", params=IMPORTED)
+def known(request, tmp_path_factory):
+    """A folder, what vLLM makes of its configuration, and its class of that model."""
     keys = PUBLISHED[request.param]
     path = tmp_path_factory.mktemp(request.param)
     (path / "config.json").write_text(json.dumps(keys))
-    AutoConfig.from_pretrained(path).save_pretrained(path)
-    written = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(
-        json.dumps({**written, "architectures": keys["architectures"]})
-    )
-    return path
+    model = ModelConfig(model=str(path), skip_tokenizer_init=True)
+    found, _ = ModelRegistry.resolve_model_cls(model.architecture, model_config=model)
+    return path, model, found
 
 
-def engine_of(folder, ranks, asked):
-    """What vLLM knows of a model on a GPU: its class, and the parts of its configuration."""
-    model = ModelConfig(model=str(folder), skip_tokenizer_init=True)
+def config_of(model, ranks, asked):
+    """What vLLM would know on a GPU: a CPU keeps every state in fp32."""
     config = SimpleNamespace(
         model_config=model,
         parallel_config=ParallelConfig(tensor_parallel_size=ranks),
@@ -53,20 +52,19 @@ def engine_of(folder, ranks, asked):
     adjust = MODELS_CONFIG_MAP.get(model.architecture)
     if adjust is not None:
         adjust.verify_and_update_config(config)
-    found, _ = ModelRegistry.resolve_model_cls(model.architecture, model_config=model)
-    return found, config
+    return config
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("asked", [None, "float32", "bfloat16"])
-def test_a_state_and_a_kv_token_take_what_vllm_takes(folder, ranks, asked):
-    found, config = engine_of(folder, ranks, asked)
+def test_a_state_and_a_kv_token_take_what_vllm_takes(known, ranks, asked):
+    folder, model, found = known
+    config = config_of(model, ranks, asked)
     spec = MambaSpec(
         block_size=1,
         shapes=found.get_mamba_state_shape_from_config(config),
         dtypes=found.get_mamba_state_dtype_from_config(config),
     )
-    model, parallel = config.model_config, config.parallel_config
     ours = read_model(folder, ranks)
     conv, temporal = ours.state_dtypes("vllm", asked)
     assert spec.dtypes == (DTYPES[conv], DTYPES[temporal])
@@ -74,14 +72,44 @@ def test_a_state_and_a_kv_token_take_what_vllm_takes(folder, ranks, asked):
     assert ours.layer_state_bytes("vllm", asked) == spec.page_size_bytes
     block = FullAttentionSpec(
         block_size=16,
-        num_kv_heads=model.get_num_kv_heads(parallel),
+        num_kv_heads=model.get_num_kv_heads(config.parallel_config),
         head_size=model.get_head_size(),
         dtype=model.dtype,
     )
-    layers = model.get_num_layers_by_block_type(parallel, "attention")
+    kinds = model.hf_text_config.layer_types
+    layers = sum(kind in ("full_attention", "attention", "hybrid") for kind in kinds)
     assert ours.kv_token_bytes() * 16 == layers * block.page_size_bytes
-    kinds = ("linear_attention", "mamba")
-    assert ours.state_layers in [model.get_num_layers_by_block_type(parallel, k) for k in kinds]
+    states = sum(kind in ("linear_attention", "mamba", "hybrid") for kind in kinds)
+    assert ours.state_layers == states
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("named", ["float32", None])
+def test_qwen3_5_takes_what_vllm_takes(tmp_path, ranks, named):
+    """The functions that its class calls, called alike, after vLLM adjusted its configuration."""
+    text = {**PUBLISHED["qwen3_5"]["text_config"], "mamba_ssm_dtype": named}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "qwen3_5", "text_config": text})
+    )
+    model = SimpleNamespace(
+        architecture="Qwen3_5MoeForConditionalGeneration",
+        dtype=torch.bfloat16,
+        hf_text_config=SimpleNamespace(**text),
+    )
+    cache = config_of(model, ranks, None).cache_config
+    shapes = MambaStateShapeCalculator.gated_delta_net_state_shape(
+        ranks,
+        text["linear_num_key_heads"],
+        text["linear_num_value_heads"],
+        text["linear_key_head_dim"],
+        text["linear_value_head_dim"],
+        text["linear_conv_kernel_dim"],
+    )
+    dtypes = MambaStateDtypeCalculator.gated_delta_net_state_dtype(
+        model.dtype, cache.mamba_cache_dtype, cache.mamba_ssm_cache_dtype
+    )
+    spec = MambaSpec(block_size=1, shapes=shapes, dtypes=dtypes)
+    assert read_model(tmp_path, ranks).layer_state_bytes("vllm") == spec.page_size_bytes
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
