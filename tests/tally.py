@@ -13,7 +13,7 @@ FLOORS = {
     "cpp-plain": 18,
     "cpp-asan": 17,
     "cpp-tsan": 21,
-    "unit": 970,
+    "unit": 1110,
     "property": 18,
     "golden": 124,
     "mutation": 12,

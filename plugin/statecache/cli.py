@@ -21,6 +21,7 @@ from statecache.generate_cli import generate
 from statecache.options import Options, pool_settings, replay_settings
 from statecache.output import check_output, whole_file
 from statecache.plan import PrefixTree, kv_timeline, make_plan
+from statecache.plan_cli import plan_command
 from statecache.plot import check_plot, draw_hit_rates
 from statecache.pool_replay import pool_rows
 from statecache.replay import ReplayRow, replay
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 app.add_typer(generate, name="generate")
 app.command("ab")(ab_command)
+app.command("plan")(plan_command)
 
 _Row = TypeVar("_Row")
 

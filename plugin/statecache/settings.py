@@ -52,6 +52,8 @@ class _Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     checkpoints: str | None = None
     checkpoint_slots: int | None = None
     checkpoint_interval: int | None = None
+    record: str | None = None
+    record_mib: int | None = None
 
 
 FIELDS = _Given.__struct_fields__
@@ -112,6 +114,16 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "help": "keep a state every so many tokens beside those at prompt ends and junctions; a "
         "multiple of the block size (default: 8192 rounded up with a checkpoint pool, else none)",
     },
+    "record": {
+        "metavar": "FILE",
+        "help": "write the requests served to a file that must not exist yet, in the trace format: "
+        "times, lengths and ids of prompt blocks, no text (.gz compresses)",
+    },
+    "record_mib": {
+        "metavar": "N",
+        "type": int,
+        "help": "most MiB of that file; the recording ends there (default: 256)",
+    },
 }
 
 
@@ -128,6 +140,8 @@ class Settings(msgspec.Struct, frozen=True):
     checkpoints: str | None = None
     checkpoint_slots: int | None = None
     checkpoint_interval: int | None = None
+    record: str | None = None
+    record_mib: int = 256
     given: tuple[str, ...] = ()
 
     @property
@@ -239,6 +253,7 @@ def _filled(given: _Given) -> Settings:
     if slots is not None and not given.int8:
         raise SettingsError(f"{flag_of('int8_slots')} needs {flag_of('int8')}")
     _check_checkpoints(given)
+    _check_record(given)
     names = tuple(name for name in FIELDS if getattr(given, name) is not None)
     if plugin is None and set(names) - {"strict"}:
         first = next(name for name in names if name != "strict")
@@ -276,6 +291,16 @@ def _check_checkpoints(given: _Given) -> None:
         raise SettingsError(f"{flag_of('checkpoint_slots')} needs {flag_of('checkpoints')}")
     if interval is not None and interval < 0:
         raise _bad("checkpoint_interval", interval, "use a number of tokens, or 0 for none")
+
+
+def _check_record(given: _Given) -> None:
+    most = given.record_mib
+    if given.record is not None and not given.record:
+        raise _bad("record", "", "name a file")
+    if most is not None and most < 1:
+        raise _bad("record_mib", most, "use a number of MiB, 1 or more")
+    if most is not None and given.record is None:
+        raise SettingsError(f"{flag_of('record_mib')} needs {flag_of('record')}")
 
 
 def parse_cost(flag: str, text: str) -> CostModel:

@@ -1,14 +1,18 @@
 """The numbers and the code of README.md are those of the commands beside them."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from model_configs import QWEN3_NEXT
 from replay_support import needs_recorded, recorded_plan
 from statecache.ab.plans import read_plan
 from statecache.generate import AgentWorkload, agent_lines
+from statecache.memory_plan import Demand, rated_splits
+from statecache.model_config import read_model
 from statecache.plan import Plan, PrefixTree, kv_timeline, make_plan
 from statecache.replay import ReplayRow, replay
 from statecache.trace import read_trace
@@ -56,6 +60,27 @@ def test_recorded_workload() -> None:
         assert [hit_rate(row) for row in rows_of(plan, policy, slots)] == [
             row[column] for row in table
         ]
+
+
+def test_splits_of_the_memory(tmp_path: Path) -> None:
+    """Rows: SGLang native, SGLang int8, vLLM native, vLLM int8; beside them vLLM without a pool."""
+    table = table_after("## How to split my memory")
+    trace = tmp_path / "agent.jsonl"
+    trace.write_bytes(b"".join(agent_lines(AgentWorkload(sessions=64, turns=40, seed=0))))
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_NEXT))
+    demand = Demand(
+        model=read_model(tmp_path),
+        memory_bytes=60 * 2**30,
+        engines=["sglang", "vllm"],
+        shares=[5, 10, 20, 30, 40, 60],
+        running=16,
+    )
+    rates: dict[str, list[float]] = {}
+    for split in rated_splits(demand, PrefixTree.of(read_trace(str(trace)))):
+        rates.setdefault(f"{split.engine} {split.states}", []).append(round(split.hit_rate, 4))
+    (shared,) = rates.pop("vllm shared")
+    assert f"(vLLM without a pool: {shared:.4f}.)" in README
+    assert [row[-6:] for row in table] == list(rates.values())
 
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))

@@ -44,6 +44,8 @@ def test_flags_are_named_as_documented():
         "--statecache-checkpoints",
         "--statecache-checkpoint-slots",
         "--statecache-checkpoint-interval",
+        "--statecache-record",
+        "--statecache-record-mib",
     ]
 
 
@@ -52,6 +54,7 @@ def test_every_flag_reaches_its_setting():
     words += " --statecache-int8 --statecache-int8-slots 7 --statecache-strict"
     words += " --statecache-block-order stock --statecache-checkpoints int8"
     words += " --statecache-checkpoint-interval 512"
+    words += " --statecache-record traffic.gz --statecache-record-mib 5"
     settings = Settings.from_given(parse(*words.split()), {})
     assert settings == Settings(
         kv_cache_plugin="statecache",
@@ -63,6 +66,8 @@ def test_every_flag_reaches_its_setting():
         block_order="stock",
         checkpoints="int8",
         checkpoint_interval=512,
+        record="traffic.gz",
+        record_mib=5,
         given=tuple(name for name in FIELDS if name != "checkpoint_slots"),
     )
 
@@ -148,6 +153,9 @@ def test_strict_from_its_own_variable(text, strict):
         ({**ON, "checkpoint_slots": 2}, "--statecache-checkpoint-slots needs"),
         ({**ON, "int8": True, "int8_slots": 1, "checkpoint_slots": 1}, "not both"),
         ({**ON, "checkpoint_interval": -1}, "--statecache-checkpoint-interval cannot be '-1'"),
+        ({**ON, "record": ""}, "--statecache-record cannot be '': name a file"),
+        ({**ON, "record": "f", "record_mib": 0}, "--statecache-record-mib cannot be '0'"),
+        ({**ON, "record_mib": 1}, "--statecache-record-mib needs --statecache-record"),
         ({**ON, "int8": "yes"}, "Expected `bool | null`, got `str` - at `$.int8`"),
         ({**ON, "speed": 1}, "unknown field `speed`"),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 
 from statecache import seam
 from statecache.settings import Settings
-from statecache_sglang import host_seams, seam_table, seams
+from statecache_sglang import host_seams, record_seams, recording, seam_table, seams
 
 _log = logging.getLogger("statecache.sglang")
 
@@ -51,6 +51,7 @@ def install(settings: Settings) -> Installed:
         from statecache_sglang import int8
 
         patches += int8.patches(settings)
+    patches += recording.patches(settings)
     with ExitStack() as undo:
         for patch in patches:
             patch.install()
@@ -68,9 +69,8 @@ def install(settings: Settings) -> Installed:
 def check_seams(settings: Settings) -> None:
     """Raise `SeamError` unless every seam is as it was in the tested versions."""
     version = seams.engine_version()
-    seam.check(
-        "SGLang", version, seam_table.SEAMS, seam_table.TESTED, strict=settings.strict, log=_log
-    )
+    used = seam_table.SEAMS if settings.record is None else seam_table.SEAMS + record_seams.SEAMS
+    seam.check("SGLang", version, used, seam_table.TESTED, strict=settings.strict, log=_log)
 
 
 def leads(params: Any, name: str) -> bool:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from statecache.errors import SettingsError
+from statecache.record import check_record_file
 
 if TYPE_CHECKING:
     from statecache.settings import Settings
@@ -45,6 +49,12 @@ def refuse_host_copies(settings: Settings) -> None:
 
 def refuse(server_args: Any, settings: Settings) -> None:
     """Stop with one line if `server_args` asks for something that is not supported."""
+    if settings.record is not None and multiprocessing.parent_process() is None:
+        # In a child the file may be that of this very server.
+        try:
+            check_record_file(settings.record)
+        except SettingsError as error:
+            raise SystemExit(f"statecache: {error}") from None
     if server_args.enable_hierarchical_cache:
         refuse_host_copies(settings)
     for field, (asked_for, name) in REFUSED.items():

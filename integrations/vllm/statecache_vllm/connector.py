@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from statecache.settings import Settings
-from statecache_vllm import seams
+from statecache_vllm import recording, seams
 from statecache_vllm.guard import Guard
 
 _BASES = seams.connector_bases()
@@ -51,6 +51,7 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
         given = vllm_config.kv_transfer_config.kv_connector_extra_config["statecache"]
         self.settings = Settings.from_given(given, {})
         self._planner: Any = None
+        self._recording: recording.Recording | None = None
         self._store: Any = None
         self.guard = Guard()
         self._failed = False  # a store failed: this worker stores no more
@@ -59,6 +60,7 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
 
             self._planner = Planner(self.settings, vllm_config, kv_cache_config)
             self.guard = self._planner.guard
+            self._recording = recording.begin(self.settings, self.guard)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -80,6 +82,8 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
     def on_new_request(self, request: Any) -> None:
         """A request was added."""
         self._planner.added(request)
+        if self._recording is not None:
+            self._recording.arrived(request)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -107,7 +111,7 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
         """A request ended; its blocks are freed as always."""
         del block_ids
-        self._planner.finished(request)
+        self._finished(request)
         return False, None
 
     def request_finished_all_groups(
@@ -115,8 +119,19 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
     ) -> tuple[bool, None]:
         """As `request_finished`, for a model with several groups."""
         del block_ids
-        self._planner.finished(request)
+        self._finished(request)
         return False, None
+
+    def _finished(self, request: Any) -> None:
+        self._planner.finished(request)
+        if self._recording is not None:
+            self._recording.ended(request)
+
+    def shutdown(self) -> None:
+        """The scheduler, or the worker, ends."""
+        if self._recording is not None:
+            self._recording.close()
+        super().shutdown()
 
     def reset_cache(self) -> bool:
         """Forget every checkpoint."""

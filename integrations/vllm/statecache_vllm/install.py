@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
 from statecache import seam
+from statecache.record import check_record_file
 from statecache.settings import Settings
 from statecache_vllm import refusals, seam_table, seams
 from statecache_vllm.chunks import check_interval
@@ -22,6 +24,8 @@ def configure(settings: Settings, engine_args: Any, create: Callable[[], Any]) -
     """
     seams.share_log()
     check_seams(settings)
+    if settings.record is not None and multiprocessing.parent_process() is None:
+        check_record_file(settings.record)  # in a child it may be that of this very server
     refusals.refuse(engine_args, pool=settings.checkpoint_mode is not None)
     if engine_args.block_size is not None:
         # The block can only become a multiple of this one, in processes that start later.

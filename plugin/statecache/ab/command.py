@@ -132,7 +132,7 @@ def _run(trial: Trial, folder: Path) -> None:
     _make_folder(folder)
     for name in (_REQUESTS, _RESULT, _PAGE):
         check_output("--output", folder / name)
-    for workload in {cell.workload for cell in trial.cells if cell.workload.kind == "trace"}:
+    for workload in {cell.workload for cell in trial.cells if cell.workload.file is not None}:
         workload.trace(trial.seed)  # a bad trace is said before an engine starts
     runs: list[Run] = []
     bench = Bench(trial, folder, _say)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from statecache.ab.sharegpt import sharegpt_lines
 from statecache.errors import SettingsError, TraceError
 from statecache.generate import AgentWorkload, agent_lines
 from statecache.generate_prefixes import DistinctPrefixes, SharedPrefix, prefix_lines
@@ -25,6 +26,7 @@ _SIZES = {
     "distinct-prefixes": _PREFIXES,
     "shared-prefix": _PREFIXES,
     "trace": ("file", "limit", "loop", "at_once"),
+    "sharegpt": ("file", "sessions", "loop", "at_once"),
 }
 KINDS = tuple(_SIZES)
 
@@ -35,10 +37,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `loop` is open for the order of time, and closed for sessions that each ask again as soon as
     they are answered, `at_once` of them (0: all). A trace is read from `file`; it has no seed, so
     it can be played but once, and needs a session_id in each line for a closed loop. In the
-    workloads of prefixes each request is a session of its own.
+    workloads of prefixes each request is a session of its own. Of a file of ShareGPT conversations
+    each seed draws `sessions`.
     """
 
-    kind: Literal["agent", "distinct-prefixes", "shared-prefix", "trace"] = "agent"
+    kind: Literal["agent", "distinct-prefixes", "shared-prefix", "trace", "sharegpt"] = "agent"
     sessions: int = 32
     turns: int = 40
     loop: Literal["open", "closed"] = "open"
@@ -60,13 +63,18 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise SettingsError(f"{field} is no setting of {self.kind}")
         if self.kind == "agent":  # each checks its sizes
             AgentWorkload(self.sessions, self.turns)
+        elif self.kind == "sharegpt":
+            if self.file is None:
+                raise SettingsError("kind sharegpt needs a file")
+            if self.sessions < 1:
+                raise SettingsError(f"sessions is {self.sessions}: give at least 1")
         elif self.kind != "trace":
             self._prefixes(0)
 
     @property
     def seeded(self) -> bool:
         """Whether another seed gives another workload."""
-        return self.kind in ("agent", "shared-prefix")
+        return self.kind in ("agent", "shared-prefix", "sharegpt")
 
     def trace(self, seed: int) -> Trace:
         """Return the requests. Raises `SettingsError`."""
@@ -90,6 +98,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def _lines(self, seed: int) -> Iterator[bytes]:
         if self.kind == "agent":
             return agent_lines(AgentWorkload(self.sessions, self.turns, seed))
+        if self.kind == "sharegpt":
+            return sharegpt_lines(self.file or "", self.sessions, seed)
         return prefix_lines(self._prefixes(seed))
 
     def _prefixes(self, seed: int) -> DistinctPrefixes | SharedPrefix:

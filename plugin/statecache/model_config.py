@@ -1,0 +1,327 @@
+"""What a hybrid model's config.json says about memory: shapes of a state and of a KV token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from statecache.errors import SettingsError, on_one_line
+
+__all__ = ["DTYPE_BYTES", "ENGINES", "FAMILIES", "HybridModel", "read_model"]
+
+ENGINES = ("sglang", "vllm")
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+_SCALE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 4}  # see `checkpoint_layout`
+
+
+class HybridModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Shapes for one tensor-parallel rank; `temporal` is heads, d_v, d_k of one layer.
+
+    `named_state_dtype` is the type of the temporal state that the file asks for, by engine.
+    """
+
+    family: str
+    dtype: str
+    state_layers: int
+    attention_layers: int
+    conv_values: int
+    temporal: tuple[int, int, int]
+    kv_values: int
+    named_state_dtype: dict[str, str | None] = {}
+
+    def state_dtypes(self, engine: str, asked: str | None = None) -> tuple[str, str]:
+        """Return the types of the convolution and the temporal state in `engine` on a GPU.
+
+        SGLang 0.5.23 keeps bfloat16 and, unless the model says otherwise, float32; vLLM 0.32 the
+        model's own type for both, but float32 for Nemotron-H and Kimi-Linear.
+        """
+        named = asked or self.named_state_dtype.get(engine)
+        if engine == "sglang":
+            return "bfloat16", named or "float32"
+        exact = self.family in ("nemotron_h", "kimi_linear")
+        return self.dtype, named or ("float32" if exact else self.dtype)
+
+    def layer_state_bytes(self, engine: str, asked: str | None = None) -> int:
+        """Return the bytes of the state of one layer."""
+        conv, temporal = self.state_dtypes(engine, asked)
+        heads, d_v, d_k = self.temporal
+        return self.conv_values * DTYPE_BYTES[conv] + heads * d_v * d_k * DTYPE_BYTES[temporal]
+
+    def state_bytes(self, engine: str, asked: str | None = None) -> int:
+        """Return the bytes of a state, all layers."""
+        return self.state_layers * self.layer_state_bytes(engine, asked)
+
+    def int8_bytes(self, engine: str, asked: str | None = None) -> int:
+        """Return the bytes of a state in the int8 checkpoint pool."""
+        conv, temporal = self.state_dtypes(engine, asked)
+        heads, d_v, d_k = self.temporal
+        at_rest = heads * d_v * d_k + heads * d_k * _SCALE_BYTES[temporal]
+        return self.state_layers * (self.conv_values * DTYPE_BYTES[conv] + at_rest)
+
+    def kv_token_bytes(self, dtype: str | None = None) -> int:
+        """Return the bytes of the KV of a token, all layers; by default in the model's type."""
+        return self.attention_layers * self.kv_values * DTYPE_BYTES[dtype or self.dtype]
+
+    def vllm_block_tokens(
+        self, least: int = 16, kv: str | None = None, asked: str | None = None
+    ) -> int:
+        """Return the tokens of a block of vLLM, which makes it as large as a layer's state.
+
+        It is a multiple of `least`, which the attention kernels choose, and of 128 with latent KV.
+        """
+        step = max(least, 128) if self.family == "kimi_linear" else least
+        token = self.kv_values * DTYPE_BYTES[kv or self.dtype]
+        return -(-self.layer_state_bytes("vllm", asked) // (step * token)) * step
+
+
+class _Config:
+    """The keys of a config.json, checked as they are read."""
+
+    def __init__(self, source: str, family: str, keys: Mapping[str, Any], ranks: int) -> None:
+        self.source, self.family, self.ranks = source, family, ranks
+        self._keys = keys
+
+    def error(self, problem: str) -> SettingsError:
+        return SettingsError(f"{self.source}: {on_one_line(problem)}")
+
+    def get(self, *names: str) -> Any:
+        """Return the first of these that is there and not null, or None."""
+        return next((v for name in names if (v := self._keys.get(name)) is not None), None)
+
+    def number(self, *names: str, default: int | None = None) -> int:
+        value = self.get(*names)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(f"lacks {' or '.join(names)}, which a {self.family} model needs")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+            raise self.error(f"{names[0]} is {value!r}: a number from 1 up is expected")
+        return value
+
+    def split(self, what: str, count: int) -> int:
+        """Return each rank's share of `count`."""
+        if count % self.ranks:
+            raise self.error(f"{count} {what} cannot be shared by --tp {self.ranks} ranks")
+        return count // self.ranks
+
+    def layers(self, kinds: Mapping[str, tuple[str, ...]]) -> tuple[int, int]:
+        """Count the layers of the two kinds: with states, and with attention."""
+        listed = self.get("layer_types", "layers_block_type")
+        if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+            raise self.error(f"lacks layer_types, which a {self.family} model needs")
+        states, attention = (sum(one in kinds[kind] for one in listed) for kind in kinds)
+        return states, attention
+
+    def kv_values(self, head_dim: int) -> int:
+        heads = self.number("num_attention_heads")
+        kv_heads = self.number("num_key_value_heads", default=heads)
+        if kv_heads > self.ranks:
+            kv_heads = self.split("KV heads", kv_heads)
+        elif self.ranks % kv_heads:
+            raise self.error(f"{kv_heads} KV heads cannot be shared by --tp {self.ranks} ranks")
+        else:
+            kv_heads = 1
+        return 2 * kv_heads * head_dim
+
+    def head_dim(self, *names: str) -> int:
+        even = self.number("hidden_size") // self.number("num_attention_heads")
+        return self.number(*names, default=even)
+
+    def mamba2(
+        self, inner: int, groups: int, heads: int, head_dim: int, state: int, kernel: int
+    ) -> tuple[int, tuple[int, int, int]]:
+        """Return values of the convolution state and the temporal state of a Mamba2 layer."""
+        if groups % self.ranks:  # both engines copy groups until each rank has one
+            groups = self.ranks
+        conv = self.split("channels", inner + 2 * groups * state) * (kernel - 1)
+        return conv, (self.split("state heads", heads), head_dim, state)
+
+
+_KINDS = {
+    "states": ("linear_attention", "mamba"),
+    "attention": ("full_attention", "attention"),
+}
+
+
+def _gdn(config: _Config) -> HybridModel:
+    """Qwen3-Next and Qwen3.5: gated delta layers."""
+    if config.get("layer_types", "layers_block_type") is not None:
+        states, attention = config.layers(_KINDS)
+    else:
+        layers = config.number("num_hidden_layers")
+        attention = layers // config.number("full_attention_interval", default=4)
+        states = layers - attention
+    k_dim, v_dim = config.number("linear_key_head_dim"), config.number("linear_value_head_dim")
+    heads, k_heads = config.number("linear_num_value_heads"), config.number("linear_num_key_heads")
+    config.split("key heads", k_heads)
+    conv, temporal = config.mamba2(
+        heads * v_dim,
+        k_heads,
+        heads,
+        v_dim,
+        k_dim,
+        config.number("linear_conv_kernel_dim"),
+    )
+    named = _named(config, "mamba_ssm_dtype")
+    by_engine = {"sglang": named, "vllm": named if config.family == "qwen3_5" else None}
+    kv = config.kv_values(config.head_dim("head_dim"))
+    return _model(config, states, attention, conv, temporal, kv, by_engine)
+
+
+def _kimi_linear(config: _Config) -> HybridModel:
+    """Kimi-Linear: KDA layers; its attention keeps one latent vector, the same on every rank."""
+    linear = config.get("linear_attn_config")
+    kda = linear.get("kda_layers") if isinstance(linear, dict) else None
+    if not isinstance(linear, dict) or not isinstance(kda, list):
+        raise config.error("lacks linear_attn_config with kda_layers")
+    part = _Config(config.source, config.family, linear, config.ranks)
+    heads, head_dim = part.number("num_heads"), part.number("head_dim")
+    channels = config.split("channels", 3 * heads * head_dim)
+    temporal = (config.split("state heads", heads), head_dim, head_dim)
+    if config.get("kv_lora_rank") is not None:
+        kv = config.number("kv_lora_rank") + config.number("qk_rope_head_dim")
+    else:
+        kv = config.kv_values(config.head_dim("head_dim"))
+    conv = channels * (part.number("short_conv_kernel_size") - 1)
+    attention = config.number("num_hidden_layers") - len(kda)
+    return _model(config, len(kda), attention, conv, temporal, kv, {})
+
+
+def _nemotron_h(config: _Config) -> HybridModel:
+    """Nemotron-H: Mamba2 layers, in a pattern of letters or a list."""
+    pattern = config.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        states, attention = pattern.count("M"), pattern.count("*")
+    else:
+        states, attention = config.layers(_KINDS)
+    heads, head_dim = config.number("mamba_num_heads"), config.number("mamba_head_dim")
+    conv, temporal = config.mamba2(
+        heads * head_dim,
+        config.number("n_groups"),
+        heads,
+        head_dim,
+        config.number("ssm_state_size"),
+        config.number("conv_kernel"),
+    )
+    named = {
+        "sglang": _named(config, "mamba_ssm_dtype"),
+        "vllm": _named(config, "mamba_ssm_cache_dtype"),
+    }
+    kv = config.kv_values(config.head_dim("head_dim", "attention_head_dim"))
+    return _model(config, states, attention, conv, temporal, kv, named)
+
+
+def _granite(config: _Config) -> HybridModel:
+    """Granite 4: Mamba2 layers."""
+    states, attention = config.layers(_KINDS)
+    inner = config.number("mamba_expand") * config.number("hidden_size")
+    conv, temporal = _mamba_keys(config, inner)
+    kv = config.kv_values(config.head_dim("head_dim"))
+    return _model(config, states, attention, conv, temporal, kv, {})
+
+
+def _falcon_h1(config: _Config) -> HybridModel:
+    """Falcon-H1: every layer has attention and a Mamba2 state."""
+    layers = config.number("num_hidden_layers")
+    if config.get("mamba_d_ssm") is not None:
+        inner = config.number("mamba_d_ssm")
+    else:
+        inner = config.number("mamba_expand") * config.number("hidden_size")
+    conv, temporal = _mamba_keys(config, inner)
+    named = {"sglang": _named(config, "mamba_ssm_dtype")}
+    kv = config.kv_values(config.head_dim("head_dim"))
+    return _model(config, layers, layers, conv, temporal, kv, named)
+
+
+def _mamba_keys(config: _Config, inner: int) -> tuple[int, tuple[int, int, int]]:
+    heads = config.number("mamba_n_heads")
+    written = config.get("mamba_d_head")
+    head_dim = inner // heads if written in (None, "auto") else config.number("mamba_d_head")
+    if head_dim * heads != inner:
+        raise config.error(f"{heads} state heads of {head_dim} are not {inner} channels")
+    return config.mamba2(
+        inner,
+        config.number("mamba_n_groups"),
+        heads,
+        head_dim,
+        config.number("mamba_d_state"),
+        config.number("mamba_d_conv"),
+    )
+
+
+FAMILIES: dict[str, tuple[str, Callable[[_Config], HybridModel]]] = {
+    "qwen3_next": ("qwen3_next", _gdn),
+    "qwen3_5_text": ("qwen3_5", _gdn),
+    "qwen3_5_moe_text": ("qwen3_5", _gdn),
+    "kimi_linear": ("kimi_linear", _kimi_linear),
+    "nemotron_h": ("nemotron_h", _nemotron_h),
+    "granitemoehybrid": ("granitemoehybrid", _granite),
+    "falcon_h1": ("falcon_h1", _falcon_h1),
+}
+
+
+def read_model(path: Path, ranks: int = 1) -> HybridModel:
+    """Read a config.json, or that of a folder, for `ranks` tensor-parallel ranks.
+
+    A text model may be nested under text_config. Raises `SettingsError` with one line.
+    """
+    keys, source = _load(path)
+    kind, nested = keys.get("model_type"), keys.get("text_config")
+    if kind not in FAMILIES and isinstance(nested, dict):
+        keys = {"dtype": keys.get("dtype"), "torch_dtype": keys.get("torch_dtype")} | nested
+        kind = nested.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        what = "names no model_type" if kind is None else f"model_type {kind!r} is not known here"
+        raise SettingsError(f"{source}: {on_one_line(what)}: use one of {', '.join(FAMILIES)}")
+    family, read = FAMILIES[kind]
+    model = read(_Config(source, family, keys, ranks))
+    if not model.state_layers or not model.attention_layers:
+        what = "recurrent" if model.attention_layers else "attention"
+        raise SettingsError(f"{source}: this model has no {what} layers: there is nothing to split")
+    return model
+
+
+def _load(path: Path) -> tuple[dict[str, Any], str]:
+    try:
+        file = path / "config.json" if path.is_dir() else path
+        source = on_one_line(str(file))
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any]), source
+    except (OSError, ValueError) as error:
+        if isinstance(error, msgspec.MsgspecError | UnicodeDecodeError):
+            raise SettingsError(f"{source}: is not a JSON object ({error})") from error
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise SettingsError(f"{on_one_line(str(path))}: cannot be read ({reason})") from error
+
+
+def _named(config: _Config, name: str) -> str | None:
+    value = config.get(name)
+    if value is None or (isinstance(value, str) and value in _SCALE_BYTES):
+        return value
+    raise config.error(f"{name} is {value!r}: use {', '.join(_SCALE_BYTES)}")
+
+
+def _model(
+    config: _Config,
+    states: int,
+    attention: int,
+    conv: int,
+    temporal: tuple[int, int, int],
+    kv: int,
+    named: dict[str, str | None],
+) -> HybridModel:
+    dtype = config.get("dtype", "torch_dtype") or "bfloat16"
+    if not isinstance(dtype, str) or dtype not in _SCALE_BYTES:
+        raise config.error(f"dtype is {dtype!r}: use {', '.join(_SCALE_BYTES)}")
+    return HybridModel(
+        family=config.family,
+        dtype=dtype,
+        state_layers=states,
+        attention_layers=attention,
+        conv_values=conv,
+        temporal=temporal,
+        kv_values=kv,
+        named_state_dtype=named,
+    )

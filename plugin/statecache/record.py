@@ -1,0 +1,329 @@
+"""A live server's traffic, written down in the trace format: lengths, times and block ids, no text.
+
+The engine's scheduler reports arrivals and ends; a thread of its own does all the work. A fault of
+the recording ends the recording, never a request.
+"""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import os
+import queue
+import secrets
+import stat
+import threading
+import time
+from array import array
+from collections.abc import Hashable, Iterable, Sequence
+from hashlib import blake2b
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from statecache.errors import SettingsError, on_one_line
+from statecache.settings import flag_of
+from statecache.trace import BLOCK_TOKENS
+
+__all__ = ["BlockIds", "Ended", "TraceRecorder", "check_record_file"]
+
+_MIB = 1 << 20
+_FLUSH_BYTES = _MIB
+_MOST_WAITING = 100_000  # events the thread has not seen yet, requests that have not ended
+
+Span: TypeAlias = tuple[int, int, str]
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """A request that ended. Two share ids only if they agree in `space` too.
+
+    `space` is what else tells caches apart, like salt and adapter; `spans` are the (first token,
+    tokens, identity) of what placeholder tokens stand for, like images.
+    """
+
+    tokens: Sequence[int]
+    output_length: int
+    space: tuple[str | None, ...] = ()
+    spans: tuple[Span, ...] = ()
+    session: str | None = None
+
+
+class BlockIds:
+    """Names blocks of 512 tokens, each by a hash of all tokens up to its end.
+
+    The hash has a random key that is never written: ids cannot be told from random numbers without
+    it, so they give no token away, and no two recordings can be matched.
+    """
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = secrets.token_bytes(32) if key is None else key
+
+    def of(self, request: Ended) -> list[int]:
+        """Return the ids of a prompt's whole blocks."""
+        blocks = len(request.tokens) // BLOCK_TOKENS
+        tokens = memoryview(array("q", request.tokens[: blocks * BLOCK_TOKENS])).cast("B")
+        width = len(tokens) // blocks if blocks else 0
+        digest = self._hash(b"space", msgspec.json.encode(request.space))
+        ids = []
+        for block in range(blocks):
+            own = tokens[block * width : (block + 1) * width]
+            digest = self._hash(digest, own, _spans_in(request.spans, block))
+            ids.append(int.from_bytes(digest[:8]) >> 1)
+        return ids
+
+    def of_session(self, name: str) -> int:
+        """Return the id of a session."""
+        return int.from_bytes(self._hash(b"session", name.encode())[:8]) >> 1
+
+    def _hash(self, *parts: bytes | memoryview) -> bytes:
+        made = blake2b(key=self._key, digest_size=16)
+        for part in parts:
+            made.update(part)
+        return made.digest()
+
+
+def _spans_in(spans: Iterable[Span], block: int) -> bytes:
+    start = block * BLOCK_TOKENS
+    found = [
+        (identity, first - start)
+        for first, tokens, identity in spans
+        if first < start + BLOCK_TOKENS and first + tokens > start
+    ]
+    return msgspec.json.encode(found) if found else b""
+
+
+def check_record_file(path: str) -> None:
+    """Raise `SettingsError` unless a recording can begin at `path`: a file to be, or a device."""
+    flag, shown = flag_of("record"), on_one_line(path)
+    try:
+        there = Path(path).stat()
+    except FileNotFoundError:
+        there = None
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{flag}: {shown} cannot be written ({error})") from error
+    if there is not None and not stat.S_ISCHR(there.st_mode):
+        raise SettingsError(f"{flag}: {shown} is there already: name another file")
+    folder = Path(path).parent
+    if there is None and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise SettingsError(f"{flag}: {on_one_line(str(folder))} is no directory to write to")
+
+
+class _FullError(Exception):
+    """The file has reached its size."""
+
+
+class _BoundedFile:
+    """Appends whole lines. What is written by one call is there as a whole, or nothing of it is.
+
+    With .gz each call makes a gzip member of its own, so that the file is sound at any time.
+    """
+
+    def __init__(self, path: str, most_bytes: int) -> None:
+        check_record_file(path)
+        flags = os.O_WRONLY | (0 if Path(path).exists() else os.O_CREAT | os.O_EXCL)
+        try:
+            self._file = os.open(path, flags, 0o600)
+        except OSError as error:
+            what = f"{flag_of('record')}: {on_one_line(path)} cannot be written"
+            raise SettingsError(f"{what} ({error.strerror})") from error
+        self._packed = path.lower().endswith(".gz")
+        self._most_bytes = most_bytes
+        self._bytes = 0
+
+    def append(self, lines: list[bytes]) -> int:
+        """Write `lines`, return how many. Raises `_FullError` once not all fit, and `OSError`."""
+        fitting = lines
+        data = self._pack(fitting)
+        while fitting and self._bytes + len(data) > self._most_bytes:
+            fitting = fitting[: len(fitting) // 2]
+            data = self._pack(fitting)
+        if fitting:
+            self._write(data)
+        if len(fitting) < len(lines):
+            raise _FullError
+        return len(lines)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _pack(self, lines: list[bytes]) -> bytes:
+        joined = b"".join(lines)
+        return gzip.compress(joined, 6, mtime=0) if self._packed else joined
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(self._file, left) :]
+        except OSError:
+            if len(left) < len(data):
+                os.ftruncate(self._file, self._bytes)
+            raise
+        self._bytes += len(data)
+
+
+class _Line(msgspec.Struct):
+    """A request on its way into the file; `data` is None until it ended."""
+
+    arrived: float
+    ended: float = 0
+    data: bytes | None = None
+
+
+_Event: TypeAlias = tuple[Hashable, float, Ended | None]
+
+
+class TraceRecorder:
+    """Records the requests of one scheduler to `path`, one line for each that ended.
+
+    Lines are in the order of arrival: one that ended waits for those that arrived before it, for
+    `patience` seconds at most. They reach the file within a second: both engines kill their
+    scheduler when they stop, and a SIGKILL leaves a sound file. Raises `SettingsError` if the file
+    cannot be made.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        most_mib: int,
+        log: logging.Logger,
+        *,
+        patience: float = 60,
+        interval: float = 0.5,
+        ids: BlockIds | None = None,
+    ) -> None:
+        self._path = on_one_line(path)
+        self._file = _BoundedFile(path, most_mib * _MIB)
+        self._most_mib = most_mib
+        self._log = log
+        self._patience, self._interval = patience, interval
+        self._ids = ids or BlockIds()
+        self._start = time.monotonic()
+        self._recording = True
+        self._written = 0
+        self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()  # None: the end
+        self._running: dict[Hashable, _Line] = {}
+        self._order: list[_Line] = []  # by arrival: running, or waiting for one that is
+        self._fresh_bytes = 0
+        self._thread = threading.Thread(target=self._run, name="statecache-record", daemon=True)
+        self._thread.start()
+        # At the end of any process, also of one that multiprocessing started.
+        self._at_exit = Finalize(None, self.close, exitpriority=10)
+        log.info("statecache: recording requests to %s, %d MiB at most", self._path, most_mib)
+
+    @property
+    def recording(self) -> bool:
+        """Whether requests are still recorded."""
+        return self._recording
+
+    # What the scheduler calls: nothing here takes long, or fails.
+
+    def arrived(self, name: Hashable) -> None:
+        """A request arrived; one that is running under this name already is the same."""
+        self._tell((name, time.monotonic(), None))
+
+    def ended(self, name: Hashable, request: Ended) -> None:
+        """A request ended; one that ended already, or never arrived, is not recorded."""
+        self._tell((name, time.monotonic(), request))
+
+    def stop(self, why: str) -> None:
+        """End the recording because of something that must not happen."""
+        if self._recording:
+            self._recording = False
+            self._log.error("statecache: %s; the recording to %s ends here", why, self._path)
+            self._events.put(None)
+
+    def close(self) -> None:
+        """Write what ended so far, and end."""
+        self._at_exit.cancel()
+        if self._thread.is_alive():
+            self._recording = False
+            self._events.put(None)
+            self._thread.join(10)
+
+    def _tell(self, event: _Event) -> None:
+        if self._recording:
+            self._events.put(event)
+            if self._events.qsize() > _MOST_WAITING:
+                self.stop("requests end faster than they can be written")
+
+    # What the thread does.
+
+    def _run(self) -> None:
+        try:
+            self._record()
+            self._log.info("statecache: recorded %d requests to %s", self._written, self._path)
+        except _FullError:
+            what = "statecache: the recording to %s has reached %d MiB and ends here"
+            self._log.warning(what, self._path, self._most_mib)
+        except OSError as error:
+            what = "statecache: the recording to %s ends here (%s)"
+            self._log.error(what, self._path, error.strerror)
+        except (AttributeError, OverflowError, TypeError, ValueError) as error:
+            what = "statecache: a request is not as expected (%s); the recording to %s ends here"
+            self._log.error(what, error, self._path)
+        finally:
+            self._recording = False
+            self._file.close()
+            self._running.clear()
+            self._order.clear()
+            self._events = queue.SimpleQueue()  # nobody reads what came in the meantime
+
+    def _record(self) -> None:
+        due = time.monotonic() + self._interval
+        while True:
+            try:
+                event = self._events.get(timeout=max(due - time.monotonic(), 0))
+                if event is None:
+                    break
+                self._note(*event)
+            except queue.Empty:
+                pass
+            if time.monotonic() >= due or self._fresh_bytes > _FLUSH_BYTES:
+                self._write(final=False)
+                due = time.monotonic() + self._interval
+        self._write(final=True)
+
+    def _note(self, name: Hashable, now: float, request: Ended | None) -> None:
+        if request is None:
+            if name not in self._running:
+                self._running[name] = line = _Line(now)
+                self._order.append(line)
+                if len(self._running) > _MOST_WAITING:  # its end was never told
+                    self._running.pop(next(iter(self._running))).data = b""
+            return
+        ended = self._running.pop(name, None)
+        if ended is not None:
+            ended.ended, ended.data = now, self._line(ended.arrived, request)
+            self._fresh_bytes += len(ended.data)
+
+    def _line(self, arrived: float, request: Ended) -> bytes:
+        line: dict[str, object] = {
+            "timestamp": int((arrived - self._start) * 1000),
+            "input_length": len(request.tokens),
+            "output_length": request.output_length,
+            "hash_ids": self._ids.of(request),
+        }
+        if request.session is not None:
+            line["session_id"] = self._ids.of_session(request.session)
+        return msgspec.json.encode(line) + b"\n"
+
+    def _write(self, *, final: bool) -> None:
+        self._fresh_bytes = 0
+        latest = time.monotonic() - self._patience
+        impatient = final or any(
+            line.data is not None and line.ended < latest for line in self._order
+        )
+        lines: list[bytes] = []
+        waiting: list[_Line] = []
+        for line in self._order:
+            if line.data is not None and (impatient or not waiting):
+                lines.append(line.data)
+            else:
+                waiting.append(line)
+        self._order = waiting
+        lines = [line for line in lines if line]
+        if lines:
+            self._written += self._file.append(lines)
