@@ -16,6 +16,7 @@ from rich.progress import Progress
 
 from statecache import CostModel, __version__
 from statecache.ab.command import ab_command
+from statecache.doctor_cli import doctor_command
 from statecache.errors import SettingsError, on_one_line
 from statecache.generate_cli import generate
 from statecache.options import Options, pool_settings, replay_settings
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 app.add_typer(generate, name="generate")
 app.command("ab")(ab_command)
+app.command("doctor")(doctor_command)
 
 _Row = TypeVar("_Row")
 
