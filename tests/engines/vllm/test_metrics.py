@@ -1,12 +1,14 @@
 """The metrics of vLLM's real scheduler, and those a real server shows."""
 
 import random
+import socket
 
 import pytest
+import test_server
 from engine import document
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from scheduled import Run, traffic, without_states, words
-from test_server import PORT, ask, serve
+from test_server import ask, serve
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from exposition import read, wait_for
@@ -122,9 +124,16 @@ def test_a_second_engine_in_one_process_goes_on_with_the_metrics(model):
     made.observe({"no such metric": 1.0}, 0)  # logged, and the output of the engine goes on
 
 
-def test_a_real_server_shows_them(model, tmp_path):
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_real_server_shows_them(model, tmp_path, monkeypatch):
     """A prompt of 276 tokens three times: 256 are reused twice."""
-    url = f"http://127.0.0.1:{PORT}"
+    monkeypatch.setattr(test_server, "PORT", free_port())
+    url = f"http://127.0.0.1:{test_server.PORT}"
     flags = ["--kv-cache-plugin", "statecache", "--statecache-checkpoints", "native"]
     with serve(model, tmp_path / "log", *flags, "--statecache-checkpoint-slots", "8"):
         start = read(url)
