@@ -165,7 +165,7 @@ def model(tmp_path_factory):
 
 
 def test_a_real_server_shows_them(model, tmp_path):
-    """A prompt of 200 tokens, its state driven out by 30 strangers, the prompt twice more."""
+    """A prompt of 200 tokens, its state driven out by 30 strangers; it goes on, twice."""
     flags = ("--kv-cache-plugin", "statecache", "--statecache-policy", "lru", "--enable-metrics")
     with running(model, tmp_path / "log", *flags) as server:
         url = f"http://127.0.0.1:{server.port}"
@@ -174,20 +174,22 @@ def test_a_real_server_shows_them(model, tmp_path):
         assert start["requests_total", ""] == 0
         cached = [server.generate(LONG)["cached"]]
         cached += [server.generate(stranger(number))["cached"] for number in range(30)]
-        cached += [server.generate(LONG)["cached"] for _ in range(2)]
+        longer = [*LONG, 5, 6]
+        cached += [server.generate(prompt)["cached"] for prompt in (longer, [*longer, 7, 8])]
         found = wait_for(url, lambda found: found["requests_total", ""] == 33)
         assert look_at_server(url) == (
             "ok",
             f"{url}/metrics: the plugin is active (engine sglang, policy lru)",
         )
     assert found["requests_total", ""] == 33
-    assert found["prompt_tokens_total", ""] == 200 + 30 * 12 + 2 * 200
-    assert cached[-2] == 0 < cached[-1]
+    assert found["prompt_tokens_total", ""] == 200 + 30 * 12 + 202 + 204
+    assert cached[-2:] == [0, 202]
     assert found["hit_tokens_total", ""] == sum(cached)
     assert found["hit_requests_total", ""] == sum(tokens > 0 for tokens in cached)
-    # The KV of the prompt left with its last state, so that nothing was missed by state alone.
-    assert found["missed_by_state_tokens_total", ""] == 0
-    assert found["evictions_total", "policy"] == found["walk_seconds_count", ""] > 0
+    # All of its KV was still there when the state was missed, or it had left with the state.
+    assert found["missed_by_state_tokens_total", ""] in (0, 200)
+    assert found["evictions_total", "policy"] > 0
+    assert found["walk_seconds_count", ""] > 0
     assert found["slots", "active"] == 24
     resident = found["states_resident", "active"]
     assert resident + found["slots_free", "active"] == 24
