@@ -95,7 +95,7 @@ bench: install
 	cmake -S . -B build/cpp-bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DSTATECACHE_BENCH=ON
 	cmake --build build/cpp-bench
 	build/cpp-bench/tests/cpp/statecache_bench
-	$(RUN)/pytest tests/bench/bench_index.py --benchmark-enable --benchmark-timer=time.thread_time \
+	$(RUN)/pytest tests/bench/bench_index.py tests/bench/bench_metrics.py --benchmark-enable --benchmark-timer=time.thread_time \
 	  --benchmark-disable-gc --benchmark-columns=median,iqr,rounds
 
 demo: install

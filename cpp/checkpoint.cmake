@@ -106,9 +106,13 @@ if(torch_dir)
                SUFFIX ".abi3.so"
                SKIP_BUILD_RPATH ON
                CUDA_RUNTIME_LIBRARY Static)
-  target_compile_definitions(
-    _checkpoint_ops PRIVATE Py_LIMITED_API=0x030b0000 TORCH_TARGET_VERSION=0x020d000000000000ULL
-                            $<$<BOOL:${with_cuda}>:STATECACHE_WITH_CUDA>)
+  target_compile_definitions(_checkpoint_ops PRIVATE Py_LIMITED_API=0x030b0000
+                                                     TORCH_TARGET_VERSION=0x020d000000000000ULL)
+  if(with_cuda)
+    string(REPLACE ";" "," architectures "${CMAKE_CUDA_ARCHITECTURES}")
+    target_compile_definitions(
+      _checkpoint_ops PRIVATE STATECACHE_WITH_CUDA STATECACHE_CUDA_ARCHITECTURES="${architectures}")
+  endif()
   target_compile_options(_checkpoint_ops PRIVATE -Wall -Wextra -Wshadow -Werror)
   target_include_directories(_checkpoint_ops SYSTEM PRIVATE ${torch_dir}/include)
   # Loaded already when the module is imported: no path to it is recorded.

@@ -314,9 +314,18 @@ STABLE_TORCH_LIBRARY_IMPL(statecache, CPU, m) {
 
 #ifdef STATECACHE_WITH_CUDA
 constexpr long kWithCuda = 1;
+constexpr const char* kCudaArchitectures = STATECACHE_CUDA_ARCHITECTURES;
 #else
 constexpr long kWithCuda = 0;
+constexpr const char* kCudaArchitectures = "";
 #endif
+
+// The instructions that the copies on this CPU use.
+const char* instructions() {
+  using statecache::InstructionSet;
+  if (statecache::is_supported(InstructionSet::kAvx512)) return "AVX-512";
+  return statecache::is_supported(InstructionSet::kAvx2) ? "AVX2" : "baseline";
+}
 
 PyModuleDef module_definition = {PyModuleDef_HEAD_INIT,
                                  "_checkpoint_ops",
@@ -333,6 +342,10 @@ PyModuleDef module_definition = {PyModuleDef_HEAD_INIT,
 // Importing the module registers the operators; libtorch must be loaded already.
 PyMODINIT_FUNC PyInit__checkpoint_ops() {
   PyObject* module = PyModule_Create(&module_definition);
-  if (module != nullptr) PyModule_AddIntConstant(module, "with_cuda", kWithCuda);
+  if (module != nullptr) {
+    PyModule_AddIntConstant(module, "with_cuda", kWithCuda);
+    PyModule_AddStringConstant(module, "cuda_architectures", kCudaArchitectures);
+    PyModule_AddStringConstant(module, "cpu_instructions", instructions());
+  }
   return module;
 }

@@ -16,7 +16,9 @@ from rich.progress import Progress
 
 from statecache import CostModel, __version__
 from statecache.ab.command import ab_command
+from statecache.doctor_cli import doctor_command
 from statecache.errors import SettingsError, on_one_line
+from statecache.fit_cli import fit_command
 from statecache.generate_cli import generate
 from statecache.options import Options, pool_settings, replay_settings
 from statecache.output import check_output, whole_file
@@ -46,6 +48,8 @@ app = typer.Typer(
 app.add_typer(generate, name="generate")
 app.command("ab")(ab_command)
 app.command("plan")(plan_command)
+app.command("doctor")(doctor_command)
+app.command("fit")(fit_command)
 
 _Row = TypeVar("_Row")
 

@@ -28,7 +28,7 @@ def check_output(flag: str, path: Path, trace: str | None = None) -> None:
         if found and stat.S_ISREG(found.st_mode):
             if trace is not None and _is_trace(found, trace):
                 raise SettingsError(
-                    f"{flag}: {_shown(path)} is the trace itself: name another file"
+                    f"{flag}: {_shown(path)} is the input itself: name another file"
                 )
             os.close(os.open(path, os.O_WRONLY))
         if _stream(path) or _is_direct(path):

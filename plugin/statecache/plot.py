@@ -1,4 +1,4 @@
-"""Hit rate over slots, as a picture. Needs matplotlib: the `plot` extra."""
+"""Hit rates over slots, and a fit, as pictures. Needs matplotlib: the `plot` extra."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from statecache.fit import Fit
     from statecache.replay import ReplayRow
 
-__all__ = ["check_plot", "draw_hit_rates"]
+__all__ = ["check_plot", "draw_fit", "draw_hit_rates"]
 
 _FORMATS = ("pdf", "png", "svg")
 _COLORS = {"lru": "#c44e52", "gds": "#2f6db3", "clairvoyant": "#4d4d4d"}
@@ -47,10 +48,41 @@ def draw_hit_rates(rows: Sequence[ReplayRow], title: str, file_format: str) -> b
     shown = [row for row in rows if row.prompt_tokens]
     if not shown:
         raise SettingsError("--plot: no request fits the KV pool: give a larger --kv-tokens")
+    return _picture(_figure(shown, title), file_format)
+
+
+def draw_fit(fit: Fit, title: str, file_format: str) -> bytes:
+    """Return the picture of a fit: measured points, the curve, and its two parts."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.6), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    longest = fit.points[-1].tokens
+    lengths = [longest * step / 200 for step in range(201)]
+    curve = [fit.seconds(n) for n in lengths]
+    label = f"fit, error {fit.error:.1%}"
+    axes.plot(lengths, curve, color=_COLORS["gds"], label=label)
+    straight = [fit.overhead_seconds + fit.linear * n for n in lengths]
+    axes.plot(lengths, straight, ":", color="#888888", label="without the quadratic part")
+    measured = [point.seconds for point in fit.points]
+    tokens = [point.tokens for point in fit.points]
+    axes.plot(tokens, measured, "o", color=_COLORS["lru"], markersize=5, label="measured")
+    axes.set_xlim(0)
+    axes.set_ylim(0)
+    axes.set_xlabel("tokens")
+    axes.set_ylabel("seconds")
+    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(f"{title}: --statecache-cost {fit.flag}", fontsize=10, parse_math=False)
+    axes.legend(loc="upper left", frameon=False, fontsize=9)
+    return _picture(figure, file_format)
+
+
+def _picture(figure: Figure, file_format: str) -> bytes:
     picture = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a title that the font lacks a letter of
-        _figure(shown, title).savefig(picture, format=file_format, metadata=None)
+        figure.savefig(picture, format=file_format, metadata=None)
     return picture.getvalue()
 
 

@@ -31,13 +31,19 @@ class Seam:
     public: tuple[str, ...] | None = None
 
     def state(self) -> str:
-        """Return "ok", "missing", or "moved" with what is different."""
+        """Return "ok", "missing", or "moved" with what is different.
+
+        A module that is there and cannot be imported is missing, with the reason.
+        """
         try:
             found: Any = importlib.import_module(self.module)
             for name in self.path.split("."):
                 found = inspect.getattr_static(found, name)
-        except (ImportError, AttributeError):
+        except AttributeError:
             return "missing"
+        except ImportError as error:
+            there = not self.module.startswith(f"{error.name}.") and error.name != self.module
+            return f"missing ({error})" if there else "missing"
         if isinstance(found, staticmethod | classmethod):
             found = found.__func__
         if self.base is not None and self.base not in [b.__name__ for b in found.__mro__[1:]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from statecache._index import CostModel
+from statecache import CostModel
 from statecache.errors import SettingsError, on_one_line
 from statecache.reference import POLICIES
 

@@ -103,7 +103,7 @@ def test_a_stdin_that_does_not_wait_is_one_line() -> None:
 )
 def test_the_trace_is_known_by_any_name(command: str, trace: Path) -> None:
     before = trace.read_bytes()
-    assert_one_line(shell(command, trace), "is the trace itself")
+    assert_one_line(shell(command, trace), "is the input itself")
     assert trace.read_bytes() == before
 
 

@@ -39,7 +39,7 @@ class CheckpointSlots:
         self._device = pool_seams.device_of(pool)
         self._pool = _library().CheckpointPool(self._active, slots, reserve_slot_zero=True)
         self.num_slots = slots
-        self.refused = 0
+        self.refused = self.stored = self.restored = 0
         self._refused: set[int] = set()
 
     def alloc(self, n: int = 1) -> Tensor | None:
@@ -63,9 +63,15 @@ class CheckpointSlots:
         """Return the bytes the pool holds."""
         return int(self._pool.total_bytes)
 
+    @property
+    def bytes_per_state(self) -> int:
+        """Return the bytes of one state at rest."""
+        return int(self._pool.bytes_per_state)
+
     def store_from_active(self, _pool: Any, active_slots: Tensor, slots: Tensor) -> None:
         """Quantise active states into slots; ask `was_refused` afterwards."""
         report = self._pool.store(self._active, active_slots, slots.tolist())
+        self.stored += len(slots)
         self._refused = set(report.refused())
         self.refused += len(self._refused)
 
@@ -75,6 +81,7 @@ class CheckpointSlots:
 
     def load_to_active(self, _pool: Any, slots: Tensor, active_slots: Tensor) -> None:
         """Bring states back into active slots."""
+        self.restored += len(slots)
         self._pool.load(slots.tolist(), self._active, active_slots)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from statecache_sglang import pool_seams
+from statecache_sglang import pool_seams, reporting
 
 
 class Account(NamedTuple):
@@ -58,6 +58,7 @@ def check_state_pools(
     """
     leaked, message = original(checker, stats)
     cache = checker.tree_cache
+    reporting.report(cache)
     found = accounts(cache, pool_seams.slots_in_use(checker))
     message = "\n".join([message, *map(str, found)])
     if not leaked and not all(account.balanced for account in found):

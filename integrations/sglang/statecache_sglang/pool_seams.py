@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from statecache.metrics import Exporter, PrometheusClasses
 from statecache_sglang import names as at
 from statecache_sglang.seams import load
 
@@ -18,6 +19,8 @@ __all__ = [
     "asked_state_slots",
     "bytes_of_a_state",
     "device_of",
+    "exporter",
+    "pinned_states",
     "pool_sizes",
     "side_bytes_of_a_state",
     "side_states",
@@ -85,6 +88,28 @@ def pool_sizes(cache: Any) -> tuple[int, int, Any]:
         int(pool.mamba_allocator.available_size()),
         getattr(pool, "mamba_ckpt_pool", None),
     )
+
+
+def pinned_states(cache: Any) -> int:
+    """Return how many states of the tree are locked."""
+    return int(cache.mamba_protected_size())
+
+
+def exporter() -> Callable[[dict[str, float]], None] | None:
+    """Return what takes changes for the metrics of this scheduler, None where it shows none.
+
+    prometheus_client is imported here and not before: SGLang 0.5.23 names the folder its processes
+    share when it starts the engine. As SGLang's own, the metrics are those of one rank of several.
+    """
+    context = load(at.CONTEXT)
+    asked, parallel = context.get_observability(), context.get_parallel()
+    reports = parallel.attn_tp_rank == 0 or asked.enable_metrics_for_all_schedulers
+    if not (asked.enable_metrics and reports):
+        return None
+    client = load("prometheus_client")
+    classes = PrometheusClasses(client.Counter, client.Gauge, client.Histogram)
+    model = context.get_serving().served_model_name
+    return Exporter(classes, "sglang", str(model), parallel.tp_rank).apply
 
 
 def slots_in_use(checker: Any) -> int:

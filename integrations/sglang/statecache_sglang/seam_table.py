@@ -130,6 +130,7 @@ SEAMS: tuple[Seam, ...] = (
             "inc_lock_ref": "node_id skip_lock_components",
             "dec_lock_ref": "node_id params skip_swa",
             "mamba_evictable_size": "",
+            "mamba_protected_size": "",
             "init_load_back": "params",
             "supports_mamba": "",
             "evict_for_alloc": "params allocation_reclaim_satisfied",
@@ -150,5 +151,8 @@ SEAMS: tuple[Seam, ...] = (
         {"_check_mamba_pool": "ps", "_requests_owning_rows": ""},
     ),
     Seam(STATS, "kv_mamba_slots", ("kv",)),
-    Seam(CONTEXT, "get_schedule", ()),
+    *(
+        Seam(CONTEXT, name, ())
+        for name in ("get_schedule", "get_observability", "get_parallel", "get_serving")
+    ),
 )

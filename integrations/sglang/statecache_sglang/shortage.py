@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from statecache_sglang import host_seams, seams
+from statecache_sglang import host_seams, reporting, seams
 
 _log = logging.getLogger("statecache.sglang")
 _MAMBA = seams.mamba_type()
@@ -26,11 +26,17 @@ class PatientMambaComponent(_MambaComponent):  # type: ignore[misc]
     _reserved: Any = None
     _reserved_checkpoint: Any = None
 
-    def skip(self, what: str) -> None:
+    def skip(self, reason: str, what: str) -> None:
         """Count something that there was no slot for; log the first one."""
         self.skipped += 1
+        self._count(reason)
         if self.skipped == 1:
             _log.warning("statecache: every state slot is in use: %s", what)
+
+    def _count(self, reason: str) -> None:
+        advisor = getattr(self.tree_core, "advisor", None)
+        if advisor is not None:
+            advisor.counts.add(f"skips|{reason}")
 
     def prepare_for_caching_req(
         self, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
@@ -42,7 +48,7 @@ class PatientMambaComponent(_MambaComponent):  # type: ignore[misc]
         """
         try:
             if not self._reserve(req, is_finished):
-                self.skip("this step of the request was not cached")
+                self.skip("not_cached", "this step of the request was not cached")
                 return 0
             length: int | None = super().prepare_for_caching_req(
                 req, insert_params, token_ids_len, is_finished
@@ -52,6 +58,7 @@ class PatientMambaComponent(_MambaComponent):  # type: ignore[misc]
         stored, pool = insert_params.mamba_value, self.int8_ckpt_pool
         if stored is not None and hasattr(pool, "was_refused") and pool.was_refused(stored):
             insert_params.mamba_value = None
+            self._count("not_finite")
             return 0
         return length
 
@@ -91,10 +98,11 @@ class PatientMambaComponent(_MambaComponent):  # type: ignore[misc]
         A prefix without its state must not be reused.
         """
         if params.cow_mamba and not params.req.kv.holds_mamba:
+            params.req.statecache_kv_tokens = result.full_kv_hit_length
             node = result.best_match_node
             state = self.tree_core.get_component_device_value(node, _MAMBA)
             if state is not None and not self._make_room(node):
-                self.skip("a matched prefix was not reused")
+                self.skip("not_reused", "a matched prefix was not reused")
                 return self.tree_core.empty_match_result
         return super().finalize_match_result_in_cache(params, result)
 
@@ -126,6 +134,7 @@ def admit_all_or_none(
     pool = adder.tree_cache.req_to_token_pool
     if not seams.is_hybrid_pool(pool) or adder.tree_cache.disable:
         return original(adder, req, *args, **kwargs)
+    reporting.report(adder.tree_cache)
     waiting = [*adder.can_run_list, req]
     needed = sum(seams.missing_state_slots(pool, one) for one in waiting)
     if req.mamba_host_hit_length > 0 and not req.kv.holds_mamba:
@@ -139,7 +148,10 @@ def admit_all_or_none(
         adder.tree_cache.dec_lock_ref(req.last_node, lock.to_dec_params())
         if needed > free + evictable:
             return seams.no_room()
-    return original(adder, req, *args, **kwargs)
+    result = original(adder, req, *args, **kwargs)
+    if adder.can_run_list and adder.can_run_list[-1] is req:
+        reporting.admitted(adder.tree_cache, req)
+    return result
 
 
 def load_back_or_wait(original: Callable[..., Any], cache: Any, params: Any) -> Any:
@@ -156,7 +168,9 @@ def load_back_or_wait(original: Callable[..., Any], cache: Any, params: Any) -> 
     core = cache.tree_core
     on_host = not req.kv.holds_mamba and core.component_has_host_value_only(best, _MAMBA)
     if on_host and not _two_slots(cache):
-        cache.components[_MAMBA].skip("a state on the host was not loaded back yet")
+        cache.components[_MAMBA].skip(
+            "not_loaded_back", "a state on the host was not loaded back yet"
+        )
         return None
     loaded = original(cache, params)
     if on_host and loaded is not None and core.component_has_host_value_only(best, _MAMBA):

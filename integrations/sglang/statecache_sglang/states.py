@@ -7,10 +7,12 @@ never used twice.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import ParamSpec, TypeVar
 
 from statecache import StateIndex
+from statecache.metrics import Counts, Reporter
 from statecache.settings import Settings
 
 _log = logging.getLogger("statecache.sglang")
@@ -36,6 +38,9 @@ class StateBook:
         self._children: dict[int | None, dict[int, None]] = {None: {}}
         self._proposed: set[int] = set()
         self._host_only: set[int] = set()
+        self.policy = settings.policy
+        self.counts = Counts()
+        self._walk_began = 0.0
 
     def put(self, state: int, depth: int, nearest_first: Iterable[int], *, is_leaf: bool) -> None:
         """A state was cached at `depth`; its ancestor nodes come nearest first.
@@ -82,8 +87,10 @@ class StateBook:
         if state in self._proposed:
             self._index.evicted(state)
             self._proposed.discard(state)
+            self.counts.add("evictions|policy")
         else:
             self._index.erase(state)
+            self.counts.add("evictions|engine")
         self._host_only.discard(state)
         parent = self._parent.pop(state)
         siblings = self._children[parent]
@@ -100,11 +107,13 @@ class StateBook:
             self._index.evicted(state)
             self._proposed.discard(state)
             self._index.insert(state, depth, self._parent[state], list(self._children[state]))
+        self.counts.add("evictions|to_host")
         self._index.pin(state)
         self._host_only.add(state)
 
     def begin_walk(self) -> None:
         """Start one eviction pass."""
+        self._walk_began = time.perf_counter()
         self._index.begin_walk()
         self._proposed.clear()
 
@@ -120,6 +129,7 @@ class StateBook:
         """End the pass; proposals the engine did not act on stay as they were."""
         self._proposed.clear()
         self._index.end_walk()
+        self.counts.walked(time.perf_counter() - self._walk_began)
 
     def next_below(self, state: int) -> int | None:
         """Return a device state below `state` with no other one in between, if there is one."""
@@ -215,10 +225,20 @@ class Advisor:
         self.book = new_book()
         self.active = True
         self.anomalies = 0
+        self.reporter: Reporter | None = None
+
+    @property
+    def counts(self) -> Counts:
+        """What happened since the start, over every tree there was."""
+        return self.book.counts
 
     def reset(self) -> None:
         """Start over with an empty tree."""
+        counts = self.counts
+        if len(self.book):
+            counts.add("evictions|reset", len(self.book))
         self.book = self._new_book()
+        self.book.counts = counts
         self.active = True
 
     def ask(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:

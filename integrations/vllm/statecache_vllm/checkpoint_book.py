@@ -8,8 +8,10 @@ restored may be given to another state in the same step.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterable, Sequence
 
+from statecache.metrics import Counts as Events
 from statecache.settings import Settings
 from statecache_vllm.state_tree import Hash, StateTree
 
@@ -41,6 +43,7 @@ class CheckpointBook:
         self.tree = StateTree(settings, block_tokens)
         self.slots = slots
         self.counts = Counts()
+        self.events = Events()
         self._told = told
         self._slot: dict[int, int] = {}
         self._pending: set[int] = set()
@@ -48,6 +51,8 @@ class CheckpointBook:
 
     def clear(self) -> None:
         """Forget every state: the weights may have changed."""
+        if self._slot:
+            self.events.add("evictions|reset", len(self._slot))
         for state in list(self._slot):
             self._told(self.tree.hash_of(state), False)
         self.tree.clear()
@@ -66,6 +71,7 @@ class CheckpointBook:
             return None
         if not self._free and not self._evict():
             self.counts.skipped += 1
+            self.events.add("skips|not_cached")
             return None
         state = self.tree.put(path)
         slot = self._slot[state] = self._free.pop()
@@ -74,7 +80,13 @@ class CheckpointBook:
         self._told(path[-1], True)
         return state, slot
 
+    @property
+    def pinned(self) -> int:
+        """How many states wait for their store."""
+        return len(self._pending)
+
     def _evict(self) -> bool:
+        began = time.perf_counter()
         victim = self.tree.peek()
         if victim is None:
             return False
@@ -82,6 +94,8 @@ class CheckpointBook:
         self.tree.evict()
         self._free.append(self._slot.pop(victim))
         self.counts.evicted += 1
+        self.events.add("evictions|policy")
+        self.events.walked(time.perf_counter() - began)
         return True
 
     def stored(self, states: Iterable[int], refused: Iterable[int]) -> None:
@@ -92,6 +106,7 @@ class CheckpointBook:
                 continue  # dropped in the meantime
             if state in bad:
                 self.counts.refused += 1
+                self.events.add("skips|not_finite")
                 self._drop(state)
             else:
                 self.counts.stored += 1
@@ -116,6 +131,7 @@ class CheckpointBook:
         """The KV of a block has left the cache: no state at or below it can be used."""
         for state in reversed(self.tree.depending_on(block_hash)):
             self.counts.worthless += 1
+            self.events.add("evictions|kv_gone")
             self._drop(state)
 
     def _drop(self, state: int) -> None:

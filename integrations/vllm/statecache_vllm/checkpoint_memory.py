@@ -14,7 +14,7 @@ from typing import Any
 from statecache.settings import Settings, flag_of
 from statecache_vllm import seams
 
-__all__ = ["describe", "pool_slots", "set_aside"]
+__all__ = ["bytes_per_state", "describe", "pool_slots", "set_aside"]
 
 _log = logging.getLogger("statecache.vllm")
 
@@ -49,14 +49,20 @@ def _state_bytes(specs: Iterable[tuple[Any, int]], mode: str) -> int:
     return total
 
 
+def bytes_per_state(mode: str, kv_cache_config: Any) -> int:
+    """Return the bytes of one state at rest, on one rank."""
+    groups = kv_cache_config.kv_cache_groups
+    states = [g for g in groups if seams.is_mamba(g.kv_cache_spec)]
+    return _state_bytes([(g.kv_cache_spec, len(g.layer_names)) for g in states], mode)
+
+
 def pool_slots(settings: Settings, vllm_config: Any, kv_cache_config: Any) -> int:
     """Return how many states the checkpoint pool holds."""
     mode = settings.checkpoint_mode
     if mode is None:
         return 0
     groups = kv_cache_config.kv_cache_groups
-    states = [g for g in groups if seams.is_mamba(g.kv_cache_spec)]
-    one = _state_bytes([(g.kv_cache_spec, len(g.layer_names)) for g in states], mode)
+    one = bytes_per_state(mode, kv_cache_config)
     block = max(g.kv_cache_spec.page_size_bytes * len(g.layer_names) for g in groups)
     blocks = int(kv_cache_config.num_blocks)
     asked = settings.pool_slots

@@ -12,6 +12,7 @@ from typing import Any
 from statecache.settings import Settings
 from statecache_vllm import recording, seams
 from statecache_vllm.guard import Guard
+from statecache_vllm.reporting import StateMetrics, StateStats
 
 _BASES = seams.connector_bases()
 _Base: Any = _BASES[0]
@@ -137,6 +138,32 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
         """Forget every checkpoint."""
         self._planner.forget()
         return True
+
+    # Metrics: numbers of the scheduler travel to the process that serves /metrics.
+
+    def get_kv_connector_stats(self) -> StateStats | None:
+        """Return what has changed, in the scheduler and about once a second."""
+        if self._planner is None:
+            return None
+        found = self._planner.report.changes()
+        return StateStats(found) if found else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: Any = None) -> StateStats:
+        """Return nothing to log: vLLM would write every number every ten seconds."""
+        del data
+        return StateStats()
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> StateMetrics:
+        """Set up the metrics; not called where vLLM's are off."""
+        return StateMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # A worker's half.
 

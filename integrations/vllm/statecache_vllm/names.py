@@ -3,6 +3,7 @@
 ARGUMENTS = "vllm.engine.arg_utils"
 TRANSFER = "vllm.config"
 CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+STATS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
 POOL = "vllm.v1.core.block_pool"
 MANAGER = "vllm.v1.core.kv_cache_manager"
 COORDINATOR = "vllm.v1.core.kv_cache_coordinator"

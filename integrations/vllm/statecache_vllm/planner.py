@@ -14,6 +14,7 @@ from statecache_vllm.checkpoint_memory import pool_slots
 from statecache_vllm.chunks import end_chunks, settle_interval
 from statecache_vllm.gds_queue import GdsQueue
 from statecache_vllm.guard import Guard, GuardedQueue, guarded_touch, vllms_own_queue
+from statecache_vllm.reporting import Report
 
 _log = logging.getLogger("statecache.vllm")
 
@@ -30,6 +31,7 @@ class Planner:
     def __init__(self, settings: Settings, vllm_config: Any, kv_cache_config: Any) -> None:
         self._settings = settings
         self.guard = Guard()
+        self.report = Report(settings, self, kv_cache_config)
         self._states, self._attention, other = seams.groups_of(kv_cache_config)
         self._slots = 0
         if settings.checkpoint_mode is not None:
@@ -74,6 +76,7 @@ class Planner:
         self.queue = self._new_queue()
         if self.queue is not None:
             self._take_over(self.queue)
+        self.report.watch(manager)
         _log.info(
             "statecache: block order %s over %d blocks of %d tokens; %d checkpoint slots; a state"
             " every %s tokens",
@@ -313,6 +316,7 @@ class Planner:
         """A request ended, for whatever reason."""
         name = request.request_id
         self._requests.pop(name, None)
+        self.report.finished(name, last=not self._requests)
         self._planned.pop(name, None)
         self._hit.pop(name, None)
         self._looked_up.discard(name)
@@ -321,6 +325,7 @@ class Planner:
     def admitted(self, request: Any, blocks: Any) -> None:
         """A request got its blocks: the restore planned for it will run in this step."""
         planned = self._planned.pop(request.request_id, None)
+        self.report.admitted(request)
         if planned is not None:
             self._restores.append(planned)
             held = [{one.block_id for one in blocks.blocks[group]} for group in self._states]

@@ -12,6 +12,7 @@ from statecache_vllm.names import (
     POOL,
     SCHEDULER,
     SPECS,
+    STATS,
     TRANSFER,
     WORKER,
 )
@@ -38,9 +39,18 @@ SEAMS: tuple[Seam, ...] = (
             "register_kv_caches": "kv_caches",
             "wait_for_save": "",
             "build_connector_worker_meta": "",
+            "get_kv_connector_stats": "",
         },
     ),
     Seam(CONNECTOR, "KVConnectorWorkerMetadata.aggregate", ("self", "other")),
+    Seam(CONNECTOR, "KVConnectorBase_V1.build_kv_connector_stats", ("cls", "data")),
+    Seam(
+        CONNECTOR,
+        "KVConnectorBase_V1.build_prom_metrics",
+        ("cls", "vllm_config", "metric_types", "labelnames", "per_engine_labelvalues"),
+    ),
+    Seam(STATS, "KVConnectorStats", ("data",)),
+    Seam(STATS, "KVConnectorPromMetrics.observe", ("self", "transfer_stats_data", "engine_idx")),
     *methods(
         POOL,
         "BlockPool",

@@ -32,6 +32,7 @@ __all__ = [
     "rebuilt_queue",
     "share_log",
     "state_tensors",
+    "stats_bases",
     "worker_base",
     "worker_class",
 ]
@@ -139,6 +140,12 @@ def connector_bases() -> tuple[Any, Any, Any, Any]:
         base.KVConnectorMetadata,
         base.KVConnectorWorkerMetadata,
     )
+
+
+def stats_bases() -> tuple[Any, Any]:
+    """Return what a connector's numbers travel in, and what puts them into Prometheus."""
+    base = load(at.STATS)
+    return base.KVConnectorStats, base.KVConnectorPromMetrics
 
 
 def is_scheduler_role(role: Any) -> bool:

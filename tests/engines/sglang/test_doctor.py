@@ -1,0 +1,44 @@
+"""`statecache doctor` beside the installed SGLang, as it is and with one method moved."""
+
+import json
+import subprocess
+import sys
+
+from server import STANDINS, environment
+
+from moved_seam import plant
+from statecache_sglang.seam_table import SEAMS, TESTED
+
+
+def doctor(path=None):
+    variables = {**environment(), "PYTHONPATH": f"{path}:{STANDINS}" if path else str(STANDINS)}
+    command = [sys.executable, "-P", "-m", "statecache", "doctor", "--engine", "sglang"]
+    return subprocess.run(
+        [*command, "--json", "-"], capture_output=True, text=True, timeout=300, env=variables
+    )
+
+
+def test_it_would_work_here_and_every_seam_is_listed():
+    done = doctor()
+    report = json.loads(done.stdout)
+    assert (report["works"], done.returncode) == (True, 0)
+    found = report["engines"]["sglang"]
+    assert found["version"] in TESTED == tuple(found["tested"])
+    assert found["seams"] == {f"{seam.module}.{seam.path}": "ok" for seam in SEAMS}
+
+
+def test_a_moved_seam_is_named(tmp_path):
+    done = doctor(
+        plant(tmp_path, "sglang.srt.managers.schedule_policy", "PrefillAdder", "add_one_req")
+    )
+    report = json.loads(done.stdout)
+    assert (report["works"], done.returncode) == (False, 1)
+    seam = "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req"
+    assert report["engines"]["sglang"]["seams"][seam] == "moved (takes self, other)"
+    problems = [one["text"] for one in report["findings"] if one["level"] == "problem"]
+    total, version = len(SEAMS), report["engines"]["sglang"]["version"]
+    in_place = f"{total - 1} of {total} seams are in place"
+    assert problems == [
+        f"moved (takes self, other): {seam}",
+        f"SGLang {version}: {in_place}; a tested version",
+    ]

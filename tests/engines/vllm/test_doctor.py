@@ -1,0 +1,44 @@
+"""`statecache doctor` beside the installed vLLM, as it is and with one method moved."""
+
+import json
+import os
+import subprocess
+import sys
+
+from moved_seam import plant
+from statecache_vllm.seam_table import SEAMS, TESTED
+
+
+def doctor(path=None):
+    variables = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("STATECACHE_")},
+        "PYTHONPATH": str(path or ""),
+    }
+    command = [sys.executable, "-P", "-m", "statecache", "doctor", "--engine", "vllm"]
+    return subprocess.run(
+        [*command, "--json", "-"], capture_output=True, text=True, timeout=300, env=variables
+    )
+
+
+def test_it_would_work_here_and_every_seam_is_listed():
+    done = doctor()
+    report = json.loads(done.stdout)
+    assert (report["works"], done.returncode) == (True, 0)
+    found = report["engines"]["vllm"]
+    assert found["version"] in TESTED == tuple(found["tested"])
+    assert found["seams"] == {f"{seam.module}.{seam.path}": "ok" for seam in SEAMS}
+
+
+def test_a_moved_seam_is_named(tmp_path):
+    done = doctor(plant(tmp_path, "vllm.v1.core.block_pool", "BlockPool", "touch"))
+    report = json.loads(done.stdout)
+    assert (report["works"], done.returncode) == (False, 1)
+    seam = "vllm.v1.core.block_pool.BlockPool.touch"
+    assert report["engines"]["vllm"]["seams"][seam] == "moved (takes self, other)"
+    problems = [one["text"] for one in report["findings"] if one["level"] == "problem"]
+    total, version = len(SEAMS), report["engines"]["vllm"]["version"]
+    in_place = f"{total - 1} of {total} seams are in place"
+    assert problems == [
+        f"moved (takes self, other): {seam}",
+        f"vLLM {version}: {in_place}; a tested version",
+    ]
