@@ -148,7 +148,12 @@ def serving(model: Path, log: Path, blocks: int, flags: tuple[str, ...]) -> Iter
     command += ["--max-model-len", 8192, "--max-num-seqs", 4]
     command += ["--max-num-batched-tokens", 16 * BLOCK, "--num-gpu-blocks-override", blocks]
     command += ["--enable-prompt-tokens-details", "--kv-events-config", json.dumps(publish), *flags]
-    variables = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    variables = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "1",  # by itself vLLM keeps one more where there is a connector
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     with log.open("w") as out:
         process = subprocess.Popen(
             [str(word) for word in command],
