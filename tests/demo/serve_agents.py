@@ -150,7 +150,8 @@ def serving(model: Path, log: Path, blocks: int, flags: tuple[str, ...]) -> Iter
     command += ["--enable-prompt-tokens-details", "--kv-events-config", json.dumps(publish), *flags]
     variables = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "1",  # by itself vLLM keeps one more where there is a connector
+        # By itself vLLM keeps one core more where there is a connector.
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
