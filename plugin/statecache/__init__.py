@@ -2,6 +2,7 @@
 
 from importlib.metadata import version as _version
 
+from statecache.learned_reference import LearnedReference
 from statecache.reference import ReferenceCost, ReferenceIndex
 
 try:
@@ -12,6 +13,13 @@ except ImportError as _error:
         f" for another Python: reinstall it with pip ({_error})"
     ) from _error
 
-__all__ = ["CostModel", "ReferenceCost", "ReferenceIndex", "StateIndex", "__version__"]
+__all__ = [
+    "CostModel",
+    "LearnedReference",
+    "ReferenceCost",
+    "ReferenceIndex",
+    "StateIndex",
+    "__version__",
+]
 
 __version__ = _version("statecache")
