@@ -114,6 +114,10 @@ void LearnedIndex::drop(std::span<const StateId> points) {
 
 LearnedIndex::Order LearnedIndex::order() const { return order_; }
 
+uint64_t LearnedIndex::comparisons() const {
+  return counters().comparisons + heaps_.comparisons() + (guard_ ? guard_->comparisons() : 0);
+}
+
 double LearnedIndex::price(StateId state) const {
   const Slot slot = slot_of(state);
   return members_.worth(members_.best_cell(point_of_[slot])) * nodes_[slot].gain;

@@ -51,7 +51,8 @@ class LearnedIndex final : public StateIndex {
   Order order() const;
   size_t ghosts() const { return members_.ghosts(); }
   size_t points() const { return points_->size(); }
-  uint64_t comparisons() const { return counters().comparisons + heaps_.comparisons(); }
+  // Of two entries of a heap, guard included, since construction.
+  uint64_t comparisons() const;
   // The price of a state under `learned`, whoever is followed.
   double price(StateId state) const;
   void check() const override;
