@@ -5,6 +5,7 @@
 namespace statecache {
 
 void CellHeaps::file(Slot slot, Cell cell, double gain, uint64_t last_use) {
+  if (filed_as(slot, cell, gain, last_use)) return;
   if (slot >= at_.size()) {
     at_.resize(slot + 1, kNone);
     cell_of_.resize(slot + 1);
