@@ -1,6 +1,7 @@
 """Workloads with traits to choose: what each trait makes of a trace."""
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_zipf_prefers_the_first_sessions() -> None:
 
 def test_bursts_stay_with_a_session() -> None:
     places = [line["session_id"] for line in lines_of(choice="bursts")]
-    assert sum(a == b for a, b in zip(places, places[1:], strict=False)) > 150
+    assert sum(a == b for a, b in pairwise(places)) > 150
 
 
 def test_without_rewinds_and_restarts_prompts_only_grow() -> None:
