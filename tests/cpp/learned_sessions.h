@@ -18,6 +18,7 @@ class LearnedSessions {
   explicit LearnedSessions(int64_t slots)
       : index_(CostModel(), slots, 4096), slots_(static_cast<size_t>(slots)), paths_(slots_ / 4) {
     while (index_.size() < slots_) serve();
+    for (int64_t request = 0; request < slots; ++request) serve();  // until it is steady
   }
 
   // A prompt of a random session: looked up, resumed, and cached at each point beyond.
