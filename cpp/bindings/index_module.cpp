@@ -2,16 +2,18 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "statecache/cost_model.h"
+#include "statecache/learned_index.h"
 #include "statecache/state_index.h"
 
 namespace py = pybind11;
 using statecache::CostModel;
-using statecache::Policy;
+using statecache::LearnedIndex;
 using statecache::StateId;
 using statecache::StateIndex;
 
@@ -31,6 +33,16 @@ int64_t to_int64(py::handle number) {
     throw py::value_error(py::cast<std::string>(py::str(index)) + " does not fit in 64 bits");
   }
   return value;
+}
+
+std::vector<int64_t> to_int64s(const py::iterable& numbers) {
+  std::vector<int64_t> values;
+  for (const py::handle number : numbers) values.push_back(to_int64(number));
+  return values;
+}
+
+const LearnedIndex* as_learned(const StateIndex& index) {
+  return dynamic_cast<const LearnedIndex*>(&index);
 }
 
 }  // namespace
@@ -79,24 +91,36 @@ PYBIND11_MODULE(_index, m) {
       });
 
   py::class_<StateIndex>(m, "StateIndex")
-      .def(py::init([](const std::string& policy, const CostModel& cost) {
-             return StateIndex(statecache::parse_policy(policy), cost);
+      .def(py::init([](const std::string& policy, const CostModel& cost,
+                       std::optional<Integer> slots, Integer ghosts) {
+             return statecache::make_index(
+                 policy, cost, slots ? std::optional(slots->value) : std::nullopt, ghosts.value);
            }),
-           py::arg("policy") = "gds", py::arg("cost") = CostModel())
+           py::arg("policy") = "gds", py::arg("cost") = CostModel(), py::arg("slots") = py::none(),
+           py::arg("ghosts") = 4096)
+      .def(
+          "request",
+          [](StateIndex& index, const py::iterable& points, const py::iterable& depths,
+             Integer resumable, const py::iterable& admitted) {
+            if (as_learned(index) == nullptr) return;
+            index.request(to_int64s(points), to_int64s(depths), resumable.value,
+                          to_int64s(admitted));
+          },
+          py::arg("points"), py::arg("depths"), py::arg("resumable"), py::arg("admitted"))
       .def(
           "insert",
           [](StateIndex& index, Integer state, Integer depth, std::optional<Integer> parent,
-             const py::iterable& children) {
-            std::vector<StateId> below;
-            for (const py::handle child : children) below.push_back(to_int64(child));
+             const py::iterable& children, bool end) {
+            const std::vector<StateId> below = to_int64s(children);
             index.insert(state.value, depth.value,
-                         parent ? std::optional(parent->value) : std::nullopt, below);
+                         parent ? std::optional(parent->value) : std::nullopt, below, end);
           },
           py::arg("state"), py::arg("depth"), py::arg("parent") = py::none(),
-          py::arg("children") = py::tuple())
+          py::arg("children") = py::tuple(), py::kw_only(), py::arg("end") = false)
       .def(
-          "touch", [](StateIndex& index, Integer state) { index.touch(state.value); },
-          py::arg("state"))
+          "touch",
+          [](StateIndex& index, Integer state, bool end) { index.touch(state.value, end); },
+          py::arg("state"), py::kw_only(), py::arg("end") = false)
       .def(
           "pin", [](StateIndex& index, Integer state) { index.pin(state.value); }, py::arg("state"))
       .def(
@@ -105,6 +129,10 @@ PYBIND11_MODULE(_index, m) {
       .def(
           "erase", [](StateIndex& index, Integer state) { index.erase(state.value); },
           py::arg("state"))
+      .def(
+          "drop",
+          [](StateIndex& index, const py::iterable& points) { index.drop(to_int64s(points)); },
+          py::arg("points"))
       .def("begin_walk", &StateIndex::begin_walk)
       .def("next_victim", &StateIndex::next_victim)
       .def(
@@ -118,6 +146,29 @@ PYBIND11_MODULE(_index, m) {
           [](const StateIndex& index, Integer state) { return index.priority(state.value); },
           py::arg("state"))
       .def_property_readonly("watermark", &StateIndex::watermark)
+      .def(
+          "price",
+          [](const StateIndex& index, Integer state) {
+            const LearnedIndex* learned = as_learned(index);
+            return learned ? learned->price(state.value) : index.priority(state.value);
+          },
+          py::arg("state"))
+      .def_property_readonly(
+          "order",
+          [](const StateIndex& index) {
+            const LearnedIndex* learned = as_learned(index);
+            return std::string(learned ? name_of(learned->order()) : name_of(index.policy()));
+          })
+      .def_property_readonly("ghosts",
+                             [](const StateIndex& index) {
+                               const LearnedIndex* learned = as_learned(index);
+                               return learned ? learned->ghosts() : 0;
+                             })
+      .def_property_readonly("points",
+                             [](const StateIndex& index) {
+                               const LearnedIndex* learned = as_learned(index);
+                               return learned ? learned->points() : 0;
+                             })
       .def("check", &StateIndex::check)
       .def("__len__", &StateIndex::size)
       .def(

@@ -19,15 +19,21 @@ std::string named(StateId state) { return "state " + std::to_string(state); }
 Policy parse_policy(std::string_view name) {
   if (name == "gds") return Policy::kGds;
   if (name == "lru") return Policy::kLru;
-  throw std::invalid_argument("unknown policy '" + std::string(name) + "': use gds or lru");
+  throw std::invalid_argument("unknown policy '" + std::string(name) +
+                              "': use gds, lru or learned");
 }
+
+std::string_view name_of(Policy policy) { return policy == Policy::kGds ? "gds" : "lru"; }
 
 UnknownState::UnknownState(StateId state) : std::out_of_range(named(state) + " is not resident") {}
 
 StateIndex::StateIndex(Policy policy, CostModel cost) : policy_(policy), cost_(cost) {}
 
+void StateIndex::request(std::span<const StateId>, std::span<const int64_t>, int64_t,
+                         std::span<const StateId>) {}
+
 void StateIndex::insert(StateId state, int64_t depth, std::optional<StateId> parent,
-                        std::span<const StateId> children) {
+                        std::span<const StateId> children, bool) {
   if (contains(state)) refuse(state, "is already resident");
   if (depth < 0 || depth > kMaxDepth) {
     refuse(state, "has depth " + std::to_string(depth) + ", outside 0 .. 2147483647");
@@ -58,7 +64,7 @@ void StateIndex::insert(StateId state, int64_t depth, std::optional<StateId> par
   const Slot slot = allocate();
   slot_of_.insert(state, slot);
   nodes_[slot] = Node{.id = state, .depth = static_cast<int32_t>(depth)};
-  stamp(nodes_[slot]);
+  stamp(slot);
   hang(slot, parent_slot);
   for (const Slot child : child_slots) {
     unlink(child);
@@ -68,20 +74,30 @@ void StateIndex::insert(StateId state, int64_t depth, std::optional<StateId> par
   heap_push(slot);
 }
 
-void StateIndex::touch(StateId state) { stamp(nodes_[slot_of(state)]); }
+void StateIndex::touch(StateId state, bool) { stamp(slot_of(state)); }
 
-void StateIndex::pin(StateId state) { ++nodes_[slot_of(state)].pins; }
+void StateIndex::pin(StateId state) {
+  const Slot slot = slot_of(state);
+  ++nodes_[slot].pins;
+  rank_changed(slot);
+}
 
 void StateIndex::unpin(StateId state) {
   const Slot slot = slot_of(state);
   Node& node = nodes_[slot];
   if (node.pins == 0) refuse(state, "is not pinned");
   if (--node.pins > 0) return;
-  stamp(node);
+  stamp(slot);
   if (heap_at_[slot] == kNone && !node.proposed) heap_push(slot);
 }
 
 void StateIndex::erase(StateId state) { remove(slot_of(state)); }
+
+void StateIndex::drop(std::span<const StateId> points) {
+  for (const StateId point : points) {
+    if (const Slot slot = slot_of_.find(point); slot != kNone) remove(slot);
+  }
+}
 
 void StateIndex::begin_walk() {
   if (walking_) throw std::logic_error("begin_walk inside a walk: call end_walk first");
@@ -111,6 +127,7 @@ void StateIndex::end_walk() {
     if (!node.proposed) continue;
     node.proposed = false;
     if (node.pins == 0) heap_push(slot);
+    rank_changed(slot);
   }
   proposals_.clear();
 }
@@ -143,7 +160,8 @@ StateIndex::Slot StateIndex::slot_of(StateId state) const {
   return slot;
 }
 
-StateIndex::Key StateIndex::key_of(const Node& node) {
+StateIndex::Key StateIndex::key_of(const Node& node) const {
+  if (heap_order_ == HeapOrder::kLastUse) return {0, node.last_use};
   return {std::bit_cast<uint64_t>(priority_of(node)), node.last_use};
 }
 
@@ -152,9 +170,10 @@ double StateIndex::gain_of(const Node& node) const {
   return cost_.cost(node.parent == kNone ? 0 : nodes_[node.parent].depth, node.depth);
 }
 
-void StateIndex::stamp(Node& node) {
-  node.stamp = watermark_;
-  node.last_use = ++uses_;
+void StateIndex::stamp(Slot slot) {
+  nodes_[slot].stamp = watermark_;
+  nodes_[slot].last_use = ++uses_;
+  rank_changed(slot);
 }
 
 void StateIndex::require_walk(const char* call) const {
@@ -185,8 +204,9 @@ StateIndex::Slot StateIndex::lowest() {
 StateIndex::Slot StateIndex::propose() {
   const Slot slot = lowest();
   if (slot == kNone) return kNone;
-  heap_erase(slot);
+  if (heap_at_[slot] != kNone) heap_erase(slot);
   nodes_[slot].proposed = true;
+  rank_changed(slot);
   proposals_.push_back(slot);
   return slot;
 }
@@ -219,6 +239,7 @@ void StateIndex::hang(Slot child, Slot parent) {
     above.first_child = child;
   }
   node.gain = gain_of(node);
+  rank_changed(child);
 }
 
 void StateIndex::unlink(Slot child) {
@@ -232,6 +253,7 @@ void StateIndex::unlink(Slot child) {
 }
 
 void StateIndex::remove(Slot slot) {
+  removing(slot);
   const Slot parent = nodes_[slot].parent;
   unlink(slot);
   for (Slot child = nodes_[slot].first_child; child != kNone;) {
@@ -251,7 +273,17 @@ bool StateIndex::less(const Key& a, const Key& b) {
          ((a.priority_bits == b.priority_bits) & (a.last_use < b.last_use));
 }
 
+void StateIndex::rebuild_heap(HeapOrder order) {
+  heap_order_ = order;
+  heap_.clear();
+  std::fill(heap_at_.begin(), heap_at_.end(), kNone);
+  for (Slot slot = 0; slot < nodes_.size(); ++slot) {
+    if (can_go(slot)) heap_push(slot);
+  }
+}
+
 void StateIndex::heap_push(Slot slot) {
+  if (heap_order_ == HeapOrder::kNone) return;
   heap_.emplace_back();
   sift_up(heap_.size() - 1, {key_of(nodes_[slot]), slot});
 }
@@ -311,66 +343,6 @@ void StateIndex::sift_down(size_t at, Entry entry) {
 void StateIndex::place(size_t at, const Entry& entry) {
   heap_[at] = entry;
   heap_at_[entry.slot] = static_cast<uint32_t>(at);
-}
-
-void StateIndex::broken(const char* invariant, StateId state) {
-  throw std::logic_error(std::string("broken invariant: ") + invariant + ", " + named(state));
-}
-
-void StateIndex::check() const {
-  if (slot_of_.size() + free_slots_.size() != nodes_.size()) {
-    throw std::logic_error("broken invariant: resident + free slots = all slots");
-  }
-  check_tree();
-  check_heap();
-}
-
-void StateIndex::check_tree() const {
-  size_t resident = 0;
-  for (Slot slot = 0; slot < nodes_.size(); ++slot) {
-    const Node& node = nodes_[slot];
-    if (node.depth == kFree) {
-      if (heap_at_[slot] != kNone) broken("a free slot has no heap entry", node.id);
-      continue;
-    }
-    ++resident;
-    if (slot_of_.find(node.id) != slot) broken("an id leads to its slot", node.id);
-    if (node.last_use == 0 || node.last_use > uses_) broken("a use has been counted", node.id);
-    if (node.gain != gain_of(node)) broken("a gain counts from the parent", node.id);
-    if (node.stamp > watermark_) broken("no stamp is above the watermark", node.id);
-    if (node.proposed && !walking_) broken("proposals end with their walk", node.id);
-    if (node.parent != kNone) {
-      const Node& parent = nodes_[node.parent];
-      if (parent.depth == kFree) broken("a parent is resident", node.id);
-      if (parent.depth >= node.depth) broken("a parent is shallower", node.id);
-      const Slot before = node.prev_sibling;
-      if ((before == kNone ? parent.first_child : nodes_[before].next_sibling) != slot) {
-        broken("a parent lists its child", node.id);
-      }
-    }
-    for (Slot child = node.first_child; child != kNone; child = nodes_[child].next_sibling) {
-      if (nodes_[child].parent != slot) broken("a child knows its parent", node.id);
-    }
-  }
-  if (resident != slot_of_.size()) throw std::logic_error("broken invariant: count of residents");
-}
-
-void StateIndex::check_heap() const {
-  for (size_t at = 0; at < heap_.size(); ++at) {
-    const auto& [key, slot] = heap_[at];
-    const Node& node = nodes_[slot];
-    if (node.depth == kFree) broken("a heap entry has a state", node.id);
-    if (heap_at_[slot] != at) broken("a state knows its heap entry", node.id);
-    if (node.proposed) broken("a proposed state is out of the heap", node.id);
-    if (less(key_of(node), key)) broken("a heap entry is a lower bound", node.id);
-    if (at > 0 && less(key, heap_[(at - 1) / kArity].key)) broken("heap order", node.id);
-  }
-  for (const auto& node : nodes_) {
-    if (node.depth == kFree || node.pins > 0 || node.proposed) continue;
-    if (heap_at_[static_cast<size_t>(&node - nodes_.data())] == kNone) {
-      broken("a state that can be a victim has a heap entry", node.id);
-    }
-  }
 }
 
 }  // namespace statecache

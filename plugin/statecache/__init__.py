@@ -3,6 +3,7 @@
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from statecache.learned_reference import LearnedReference
 from statecache.reference import ReferenceCost, ReferenceIndex
 
 try:
@@ -21,6 +22,13 @@ except ImportError as _error:
             raise AttributeError(f"module 'statecache' has no attribute '{name}'")
 
 
-__all__ = ["CostModel", "ReferenceCost", "ReferenceIndex", "StateIndex", "__version__"]
+__all__ = [
+    "CostModel",
+    "LearnedReference",
+    "ReferenceCost",
+    "ReferenceIndex",
+    "StateIndex",
+    "__version__",
+]
 
 __version__ = _version("statecache")

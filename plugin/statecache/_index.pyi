@@ -26,26 +26,59 @@ class StateIndex:
     """Decides which resident state to evict next. Single-threaded by contract.
 
     `policy` is "gds" (priority = watermark at last use + cost from the nearest shallower resident
-    state) or "lru" (every priority is 0; ties go to the least recently used). O(log n) a call.
+    state), "lru" (every priority is 0; ties go to the least recently used) or "learned" (the
+    chance that this state is the one resumed, learnt by kind and age, times its gain; an id is then
+    the key of a prefix: the same one after an eviction). O(log n) a call.
+
+    With `slots` a guard plays learned, gds and lru beside "learned", without data, and the index
+    follows whoever saves most. `ghosts` evicted states are remembered. The other policies ignore
+    `slots`, `ghosts`, `end` and `request`.
     """
 
-    def __init__(self, policy: str = "gds", cost: CostModel = ...) -> None: ...
+    def __init__(
+        self,
+        policy: str = "gds",
+        cost: CostModel = ...,
+        slots: int | None = None,
+        ghosts: int = 4096,
+    ) -> None: ...
+    def request(
+        self,
+        points: Iterable[int],
+        depths: Iterable[int],
+        resumable: int,
+        admitted: Iterable[int],
+    ) -> None:
+        """Note that a prompt was looked up.
+
+        `points` are the keys of the points of its path, as many as are known, with their `depths`
+        in tokens, shallowest first. The prompt may resume at the first `resumable` of them;
+        `admitted` are those that will be offered for caching wherever it resumes, shallowest first;
+        the last one is the prompt's end.
+        """
+
     def insert(
         self,
         state: int,
         depth: int,
         parent: int | None = None,
         children: Iterable[int] = (),
+        *,
+        end: bool = False,
     ) -> None:
         """Make `state` resident at `depth` tokens (0 to 2**31 - 1) and stamp it.
 
         `parent` is the nearest shallower resident state on its path, `children` all states that
         now sit directly below it: each must be deeper and hang under `parent` now. A child left
-        out cannot be noticed. O((1 + c) log n) for c children.
+        out cannot be noticed. `end` says that this is the end of a prompt. O((1 + c) log n) for c
+        children.
         """
 
-    def touch(self, state: int) -> None:
-        """Stamp `state` with the watermark: matched, cached again, or loaded back from host."""
+    def touch(self, state: int, *, end: bool = False) -> None:
+        """Stamp `state` with the watermark: matched, cached again, or loaded back from host.
+
+        `end` says that it is cached again, as the end of a prompt.
+        """
 
     def pin(self, state: int) -> None:
         """Hold `state`: no victim until unpinned as often, still a shallower neighbour."""
@@ -55,6 +88,9 @@ class StateIndex:
 
     def erase(self, state: int) -> None:
         """Forget `state`, pinned or not: children get its parent, the watermark stays."""
+
+    def drop(self, points: Iterable[int]) -> None:
+        """Forget all about these points: what is needed to resume from them is gone."""
 
     def begin_walk(self) -> None:
         """Start one eviction pass."""
@@ -73,6 +109,21 @@ class StateIndex:
 
     def priority(self, state: int) -> float:
         """Return the true priority of `state`, pinned or not."""
+
+    def price(self, state: int) -> float:
+        """Return the price of `state` under learned, else its priority."""
+
+    @property
+    def order(self) -> str:
+        """Whose order is followed now: the policy, or under learned what its guard chose."""
+
+    @property
+    def ghosts(self) -> int:
+        """Evicted states that learned still knows."""
+
+    @property
+    def points(self) -> int:
+        """Prefix points that learned knows: those of states, ghosts and recent paths."""
 
     @property
     def watermark(self) -> float: ...

@@ -134,7 +134,7 @@ def replay_command(
     ],
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="lru, gds, clairvoyant: commas or repeat (default: lru,gds)."),
+        typer.Option(help="lru, gds, learned, clairvoyant: commas or repeat (default: lru,gds)."),
     ] = None,
     slots: Annotated[
         list[str] | None,

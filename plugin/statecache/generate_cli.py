@@ -12,6 +12,7 @@ import typer
 
 from statecache.errors import SettingsError
 from statecache.generate import AgentWorkload, agent_lines
+from statecache.generate_mixed import CHOICES, MixedWorkload, mixed_lines
 from statecache.generate_prefixes import DistinctPrefixes, SharedPrefix, prefix_lines
 from statecache.output import check_output, whole_file
 
@@ -82,6 +83,43 @@ def generate_shared_prefix(
             seed=seed,
         )
     _write(output, prefix_lines(workload))
+
+
+@generate.command("mixed")
+def generate_mixed(
+    output: _Output,
+    requests: Annotated[int, typer.Option(help="Requests in all.")] = 3_000,
+    sessions: Annotated[int, typer.Option(help="Sessions at a time.")] = 100,
+    choice: Annotated[
+        str, typer.Option(help=f"Which session comes next: {', '.join(CHOICES)}.")
+    ] = "uniform",
+    rewinds: Annotated[float, typer.Option(help="Share of turns that go back.")] = 0.05,
+    subagents: Annotated[int, typer.Option(help="Sub-agents that a session sends out.")] = 0,
+    prompts: Annotated[int, typer.Option(help="Shared system prompts, 1 to 5.")] = 1,
+    restarts: Annotated[float, typer.Option(help="Share of turns that start afresh.")] = 0.01,
+    turn_blocks: Annotated[int, typer.Option(help="Most blocks of 512 tokens a turn.")] = 8,
+    most_blocks: Annotated[int, typer.Option(help="Blocks at which a session ends.")] = 300,
+    phase: Annotated[
+        str | None, typer.Option(help="Half way, other sessions, chosen so.", metavar="CHOICE")
+    ] = None,
+    seed: _Seed = 0,
+) -> None:
+    """Growing sessions with traits to choose; the same settings give the same bytes."""
+    with _named_options():
+        workload = MixedWorkload(
+            requests=requests,
+            sessions=sessions,
+            choice=choice,
+            rewinds=rewinds,
+            subagents=subagents,
+            prompts=prompts,
+            restarts=restarts,
+            turn_blocks=turn_blocks,
+            most_blocks=most_blocks,
+            phase=phase,
+            seed=seed,
+        )
+    _write(output, mixed_lines(workload))
 
 
 @contextmanager

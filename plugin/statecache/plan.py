@@ -153,12 +153,14 @@ class Step(msgspec.Struct, frozen=True):
     """One request, in candidates: nodes where some request may set a state.
 
     Candidates are numbered in preorder, so along a path their numbers rise with depth.
-    `resumable` are those a hit may be found at, deepest first; `admitted` those this request sets
-    beyond its hit, shallowest first; `dropped` those whose KV goes to make room for it.
+    `path` are all those of its prompt, shallowest first; `resumable` the first of them, where a hit
+    may be found, deepest first; `admitted` those this request sets beyond its hit, shallowest
+    first; `dropped` those whose KV goes to make room for it.
     """
 
     prompt_tokens: int
     resident_tokens: int
+    path: list[int]
     resumable: list[int]
     admitted: list[int]
     dropped: list[int]
@@ -196,6 +198,7 @@ def make_plan(tree: PrefixTree, kv: KvTimeline, admission: str, chunk_tokens: in
             Step(
                 prompt_tokens=blocks * BLOCK_TOKENS,
                 resident_tokens=resident_tokens,
+                path=paths[r],
                 resumable=paths[r][:reached][::-1],
                 admitted=[candidates[tree.paths[r][b - 1]] for b in admitted[r]],
                 dropped=[c for node in kv.dropped[r] if (c := candidates[node]) >= 0],

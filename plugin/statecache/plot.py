@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["check_plot", "draw_fit", "draw_hit_rates"]
 
 _FORMATS = ("pdf", "png", "svg")
-_COLORS = {"lru": "#c44e52", "gds": "#2f6db3", "clairvoyant": "#4d4d4d"}
+_COLORS = {"lru": "#c44e52", "gds": "#2f6db3", "learned": "#4c9f50", "clairvoyant": "#4d4d4d"}
 _DASHES = {"dense": "-", "ends": "--", "aligned": ":"}
 
 

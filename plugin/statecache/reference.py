@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 MAX_DEPTH = 2**31 - 1
@@ -86,7 +86,10 @@ class ReferenceIndex:
         depth: int,
         parent: int | None = None,
         children: Iterable[int] = (),
+        *,
+        end: bool = False,
     ) -> None:
+        del end  # for `learned`
         state, depth = _integer(state), _integer(depth)
         if state in self._states:
             raise ValueError(f"state {state} is already resident")
@@ -113,7 +116,8 @@ class ReferenceIndex:
         self._states[state] = new
         self._stamp(new)
 
-    def touch(self, state: int) -> None:
+    def touch(self, state: int, *, end: bool = False) -> None:
+        del end  # for `learned`
         self._stamp(self._resident(state))
 
     def pin(self, state: int) -> None:
@@ -136,6 +140,20 @@ class ReferenceIndex:
             gone.parent.children.extend(gone.children)
         del self._states[state]
 
+    def drop(self, points: Iterable[int]) -> None:
+        for point in [_integer(point) for point in points]:
+            if point in self._states:
+                self.erase(point)
+
+    def request(
+        self,
+        points: Sequence[int],
+        depths: Sequence[int],
+        resumable: int,
+        admitted: Sequence[int],
+    ) -> None:
+        del points, depths, resumable, admitted  # for `learned`
+
     def begin_walk(self) -> None:
         if self._proposed is not None:
             raise RuntimeError("begin_walk inside a walk: call end_walk first")
@@ -146,7 +164,7 @@ class ReferenceIndex:
         candidates = [s for s in self._states.values() if s.pins == 0 and s not in proposed]
         if not candidates:
             return None
-        victim = min(candidates, key=lambda s: (self._priority(s), s.last_use))
+        victim = min(candidates, key=self._order)
         proposed.append(victim)
         return victim.id
 
@@ -220,6 +238,10 @@ class ReferenceIndex:
             return 0.0
         shallower = state.parent.depth if state.parent is not None else 0
         return state.stamp + self._cost.cost(shallower, state.depth)
+
+    def _order(self, state: _State) -> tuple[float, ...]:
+        """Return what the lowest of goes first."""
+        return self._priority(state), state.last_use
 
     def _walk(self, call: str) -> list[_State]:
         if self._proposed is None:

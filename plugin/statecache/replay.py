@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecache import CostModel, StateIndex
+from statecache import CostModel, ReferenceIndex, StateIndex
 from statecache.clairvoyant import Foresight
 from statecache.errors import SettingsError
 
 if TYPE_CHECKING:
     from statecache.plan import Plan
 
-__all__ = ["POLICIES", "ReplayRow", "directly_below", "replay", "serve"]
+__all__ = ["POLICIES", "ReplayRow", "directly_below", "play", "replay", "serve"]
 
-POLICIES = ("gds", "lru", "clairvoyant")
+POLICIES = ("gds", "lru", "learned", "clairvoyant")
 
 
 class ReplayRow(msgspec.Struct, frozen=True):
@@ -38,8 +38,8 @@ class ReplayRow(msgspec.Struct, frozen=True):
 def replay(plan: Plan, policy: str, slots: int, cost: CostModel | None = None) -> ReplayRow:
     """Serve the plan's requests one after the other with `slots` states at most.
 
-    `policy` is gds or lru (both decided by `StateIndex`) or clairvoyant. `cost` decides the order
-    of gds and weighs `recompute_cost`.
+    `policy` is lru, gds or learned (decided by `StateIndex`) or clairvoyant. `cost` decides the
+    order of gds and learned and weighs `recompute_cost`.
     """
     cost = cost or CostModel()
     hits, evicted = serve(plan, policy, slots, cost)
@@ -70,30 +70,38 @@ def serve(plan: Plan, policy: str, slots: int, cost: CostModel) -> tuple[list[in
         raise SettingsError(f"unknown policy {policy!r}: use {', '.join(POLICIES)}")
     if policy == "clairvoyant":
         return Foresight(plan, slots).play()
-    return _play(plan, StateIndex(policy, cost), slots)
+    return play(plan, StateIndex(policy, cost, slots), slots, learns=policy == "learned")
 
 
-def _play(plan: Plan, index: StateIndex, slots: int) -> tuple[list[int], int]:
-    """Return the tokens hit by each step, and the number of states evicted."""
+def play(
+    plan: Plan, index: StateIndex | ReferenceIndex, slots: int, *, learns: bool = False
+) -> tuple[list[int], int]:
+    """Return the tokens hit by each step, and the number of states evicted, as `index` decides.
+
+    An index that `learns` is told of each request's path.
+    """
     depths, last = plan.depths, plan.last
     resident = bytearray(len(depths))
     evicted = 0
     hits = []
     for step in plan.steps:
         hit = next(filter(resident.__getitem__, step.resumable), -1)
+        if learns:
+            path_depths = [depths[c] for c in step.path]
+            index.request(step.path, path_depths, len(step.resumable), step.admitted)
         on_path = []  # states of this path that one set now may hang under, deepest last
         if hit >= 0:
             index.touch(hit)
             index.pin(hit)
             on_path.append(hit)
         hits.append(depths[hit] if hit >= 0 else 0)
-        for c in step.dropped:
-            if resident[c]:
-                index.erase(c)
+        if step.dropped:
+            index.drop(step.dropped)
+            for c in step.dropped:
                 resident[c] = 0
         for c in step.admitted[bisect_right(step.admitted, hit) :]:
             if resident[c]:
-                index.touch(c)
+                index.touch(c, end=c == step.admitted[-1])
                 continue
             if len(index) >= slots:
                 victims = index.evict(1)
@@ -108,6 +116,7 @@ def _play(plan: Plan, index: StateIndex, slots: int) -> tuple[list[int], int]:
                 depths[c],
                 on_path[-1] if on_path else None,
                 directly_below(c, last, resident) if last[c] > c else (),
+                end=c == step.admitted[-1],
             )
             resident[c] = 1
             on_path.append(c)

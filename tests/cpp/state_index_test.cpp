@@ -44,7 +44,7 @@ TEST(PolicyTest, UnknownNameListsTheKnownOnes) {
     parse_policy("mru");
     FAIL();
   } catch (const std::invalid_argument& error) {
-    EXPECT_STREQ(error.what(), "unknown policy 'mru': use gds or lru");
+    EXPECT_STREQ(error.what(), "unknown policy 'mru': use gds, lru or learned");
   }
 }
 

@@ -310,7 +310,7 @@ def test_cost_of_no_stretch_is_refused(
 
 
 def test_unknown_policy(make: Make) -> None:
-    with pytest.raises(ValueError, match="unknown policy 'mru': use gds or lru"):
+    with pytest.raises(ValueError, match="unknown policy 'mru': use gds"):
         make("mru")
 
 

@@ -24,6 +24,7 @@ enum class Policy : uint8_t {
 
 // Throws std::invalid_argument, listing the known names, for anything but "gds" and "lru".
 Policy parse_policy(std::string_view name);
+std::string_view name_of(Policy policy);
 
 // An id that no resident state has.
 class UnknownState : public std::out_of_range {
@@ -55,16 +56,24 @@ struct HeapCounters {
 class StateIndex {
  public:
   explicit StateIndex(Policy policy = Policy::kGds, CostModel cost = CostModel());
+  virtual ~StateIndex() = default;
+  StateIndex(const StateIndex&) = delete;
+  StateIndex& operator=(const StateIndex&) = delete;
+
+  // A prompt was looked up. For the policy `learned` (see learned_index.h); others ignore it.
+  virtual void request(std::span<const StateId> points, std::span<const int64_t> depths,
+                       int64_t resumable, std::span<const StateId> admitted);
 
   // Makes `state` resident at `depth` tokens (0 .. kMaxDepth) and stamps it. `parent` is the
   // nearest shallower resident state on its path; `children` are all states that now sit directly
   // below it: each must be deeper than `state` and hang under `parent` now. A child left out
-  // cannot be noticed. O((1 + c) log n) for c children.
-  void insert(StateId state, int64_t depth, std::optional<StateId> parent,
-              std::span<const StateId> children);
+  // cannot be noticed. `end` says that this is the end of a prompt; only `learned` asks.
+  // O((1 + c) log n) for c children.
+  virtual void insert(StateId state, int64_t depth, std::optional<StateId> parent,
+                      std::span<const StateId> children, bool end = false);
 
   // Stamps `state` with the watermark: it was matched, cached again or loaded back from host.
-  void touch(StateId state);
+  virtual void touch(StateId state, bool end = false);
 
   // A pinned state is never a victim but still counts as a shallower neighbour. Pins are counted;
   // the last unpin stamps.
@@ -74,6 +83,9 @@ class StateIndex {
   // `state` is gone by the engine's own hand, pinned or not: its children get its parent, the
   // watermark stays. O(log n + c).
   void erase(StateId state);
+
+  // What is needed to resume from these points is gone: those that are resident are erased.
+  virtual void drop(std::span<const StateId> points);
 
   // One eviction pass. next_victim() proposes the lowest (priority, last use) among the unpinned
   // states that this walk has not proposed yet, or nothing. Several proposals may be open and other
@@ -94,15 +106,16 @@ class StateIndex {
   std::vector<StateId> evict(int64_t count);
 
   double priority(StateId state) const;
+  Policy policy() const { return policy_; }
   double watermark() const { return watermark_; }
   size_t size() const { return slot_of_.size(); }
   bool contains(StateId state) const { return slot_of_.find(state) != kNone; }
   const HeapCounters& counters() const { return counters_; }
 
   // Verifies every invariant; throws std::logic_error naming the first one broken. O(n).
-  void check() const;
+  virtual void check() const;
 
- private:
+ protected:
   using Slot = uint32_t;
   static constexpr Slot kNone = SlotMap::kNone;
   static constexpr size_t kArity = 4;
@@ -130,13 +143,26 @@ class StateIndex {
     Key key;
     Slot slot;
   };
+  // For policies that build on this one. rank_changed(): the gain, the last use of a state or
+  // whether it can be a victim may have changed; removing(): it is about to go.
+  virtual void rank_changed(Slot) {}
+  virtual void removing(Slot) {}
+  virtual Slot lowest();
+  bool can_go(Slot slot) const {
+    const Node& node = nodes_[slot];
+    return node.depth != kFree && node.pins == 0 && !node.proposed;
+  }
+  // Puts all states that can be a victim into the heap, in the order of their last use alone or of
+  // their priority; or leaves the heap empty from here on.
+  enum class HeapOrder : uint8_t { kPriority, kLastUse, kNone };
+  void rebuild_heap(HeapOrder order);
+
   Slot slot_of(StateId state) const;
   static double priority_of(const Node& node) { return node.stamp + node.gain; }
-  static Key key_of(const Node& node);
-  void stamp(Node& node);
+  Key key_of(const Node& node) const;
+  void stamp(Slot slot);
   double gain_of(const Node& node) const;
   void require_walk(const char* call) const;
-  Slot lowest();
   Slot propose();
   void confirm(Slot slot);
 
@@ -158,6 +184,7 @@ class StateIndex {
   void check_heap() const;
 
   Policy policy_;
+  HeapOrder heap_order_ = HeapOrder::kPriority;
   CostModel cost_;
   double watermark_ = 0;
   uint64_t uses_ = 0;

@@ -24,8 +24,8 @@ ENGINES = ("core", "sglang", "vllm")
 POOLS = ("native", "int8", "shared")
 # By engine and pool. "stock" is the engine without the plugin.
 _POLICIES = {
-    ("core", "native"): ("lru", "gds", "clairvoyant"),
-    ("core", "int8"): ("lru", "gds", "clairvoyant"),
+    ("core", "native"): ("lru", "gds", "learned", "clairvoyant"),
+    ("core", "int8"): ("lru", "gds", "learned", "clairvoyant"),
     ("core", "shared"): ("stock", "copies", "reuse"),
     ("sglang", "native"): ("stock", "lru", "gds"),
     ("sglang", "int8"): ("lru", "gds"),

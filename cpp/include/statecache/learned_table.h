@@ -1,0 +1,48 @@
+#ifndef STATECACHE_LEARNED_TABLE_H_
+#define STATECACHE_LEARNED_TABLE_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace statecache {
+
+// What `learned` has seen: how often states of a kind and age are resumed, and what to expect.
+// Doubles in a fixed order of operations, without functions of the C library, so that every build
+// and the Python reference agree bit for bit. Compile with -ffp-contract=off.
+class LearnedTable {
+ public:
+  static constexpr int kBuckets = 16;  // of age: below 2 requests, then by powers of two
+  static constexpr int kRoles = 6;
+  static constexpr int kKinds = 16;
+  static constexpr size_t kCells = kRoles * kKinds * kBuckets;
+  static constexpr uint32_t kEvery = 16;      // requests between two counts of exposure
+  static constexpr uint32_t kHalving = 4096;  // requests between two halvings
+  using Cell = uint16_t;                      // (role * kKinds + kind) * kBuckets + bucket
+
+  LearnedTable() { rebuild(); }
+
+  // States, by cell, that kEvery requests could have resumed.
+  void expose(const std::array<uint32_t, kCells>& members);
+  // A state that was resumed, or would have been.
+  void hit(Cell cell);
+  // What was seen counts half from here on.
+  void halve();
+  // Brings index() up to date.
+  void rebuild();
+  // The worth of a state for each unit of its gain, as of the last rebuild.
+  double index(Cell cell) const { return index_[cell]; }
+
+ private:
+  static size_t role_cell(Cell cell) {
+    return static_cast<size_t>(cell / (kKinds * kBuckets) * kBuckets + cell % kBuckets);
+  }
+
+  std::array<double, kRoles * kBuckets> role_hits_{}, role_exposure_{};
+  std::array<double, kCells> hits_{}, exposure_{}, index_{};
+};
+
+}  // namespace statecache
+
+#endif  // STATECACHE_LEARNED_TABLE_H_

@@ -1,0 +1,137 @@
+#include "statecache/learned_guard.h"
+
+#include <utility>
+
+namespace statecache {
+
+namespace {
+
+constexpr double kDecay = 0.9986471128909702;  // halves in 512 requests
+constexpr double kLead = 1.05;  // by how much another order must be ahead to be followed
+
+}  // namespace
+
+LearnedGuard::LearnedGuard(std::shared_ptr<PointTree> points, CostModel cost, size_t slots,
+                           size_t ghosts)
+    : points_(std::move(points)), cost_(cost), slots_(slots) {
+  std::unique_ptr<LearnedIndex> learned(new LearnedIndex(cost, ghosts, points_));
+  learned_ = learned.get();
+  shadows_[0].index = std::move(learned);
+  shadows_[1].index = std::make_unique<StateIndex>(Policy::kGds, cost);
+  shadows_[2].index = std::make_unique<StateIndex>(Policy::kLru, cost);
+}
+
+void LearnedGuard::look_up(std::span<const Node> path, size_t resumable,
+                           std::span<const Node> admitted) {
+  path_.assign(path.begin(), path.end());
+  admitted_.assign(admitted.begin(), admitted.end());
+  learned_->look_up(path, resumable, admitted);
+  for (Shadow& shadow : shadows_) find_hit(shadow, resumable);
+}
+
+void LearnedGuard::settle() {
+  for (Shadow& shadow : shadows_) {
+    set_states(shadow);
+    shadow.saved = shadow.saved * kDecay + cost_.cost(0, shadow.hit_depth);
+    shadow.hit = kNone;
+    shadow.hit_depth = 0;
+  }
+  path_.clear();
+  admitted_.clear();
+  size_t lead = 0;
+  for (size_t k = 1; k < kShadows; ++k) {
+    if (shadows_[k].saved > shadows_[lead].saved) lead = k;
+  }
+  const double margin = lead == 0 ? 1.0 : kLead;
+  if (shadows_[lead].saved > shadows_[static_cast<size_t>(order_)].saved * margin) {
+    order_ = static_cast<Order>(lead);
+  }
+}
+
+void LearnedGuard::drop(StateId key) {
+  const Node node = points_->find(key);
+  if (node == kNone) return;
+  for (Shadow& shadow : shadows_) {
+    // The point must outlive the call: its hold goes last.
+    points_->hold(node);
+    shadow.index->drop(std::span(&key, 1));
+    if (holds(shadow, node)) let_go(shadow, node);
+    points_->release(node);
+    if (points_->find(key) == kNone) return;
+  }
+}
+
+uint64_t LearnedGuard::comparisons() const {
+  return learned_->comparisons() + shadows_[1].index->counters().comparisons +
+         shadows_[2].index->counters().comparisons;
+}
+
+void LearnedGuard::check() const {
+  for (const Shadow& shadow : shadows_) shadow.index->check();
+}
+
+void LearnedGuard::find_hit(Shadow& shadow, size_t resumable) {
+  size_t at = resumable;
+  while (at > 0 && !holds(shadow, path_[at - 1])) --at;
+  if (at == 0) return;
+  shadow.hit = path_[at - 1];
+  shadow.hit_depth = (*points_)[shadow.hit].depth;
+  const StateId key = (*points_)[shadow.hit].key;
+  shadow.index->touch(key);
+  shadow.index->pin(key);
+}
+
+void LearnedGuard::set_states(Shadow& shadow) {
+  for (const Node node : admitted_) {
+    if ((*points_)[node].depth > shadow.hit_depth) set(shadow, node, node == admitted_.back());
+  }
+  if (shadow.hit != kNone && holds(shadow, shadow.hit)) {
+    shadow.index->unpin((*points_)[shadow.hit].key);
+  }
+}
+
+void LearnedGuard::set(Shadow& shadow, Node node, bool end) {
+  StateIndex& index = *shadow.index;
+  const StateId key = (*points_)[node].key;
+  if (holds(shadow, node)) {
+    index.touch(key, end);
+    return;
+  }
+  if (index.size() >= slots_) {
+    const std::vector<StateId> victims = index.evict(1);
+    if (victims.empty()) return;
+    let_go(shadow, points_->find(victims.front()));
+  }
+  Node above = (*points_)[node].above;
+  while (above != kNone && !holds(shadow, above)) above = (*points_)[above].above;
+  find_below(shadow, node);
+  index.insert(key, (*points_)[node].depth,
+               above == kNone ? std::nullopt : std::optional((*points_)[above].key), below_, end);
+  if (node >= shadow.held.size()) shadow.held.resize(points_->capacity());
+  shadow.held[node] = 1;
+  points_->hold(node);
+}
+
+void LearnedGuard::let_go(Shadow& shadow, Node node) {
+  shadow.held[node] = 0;
+  points_->release(node);
+}
+
+// The shadow's states below `node` with no other one in between.
+void LearnedGuard::find_below(const Shadow& shadow, Node node) {
+  below_.clear();
+  open_.assign(1, node);
+  while (!open_.empty()) {
+    const Node at = open_.back();
+    open_.pop_back();
+    for (Node below = (*points_)[at].first_below; below != kNone; below = (*points_)[below].next) {
+      if (holds(shadow, below)) {
+        below_.push_back((*points_)[below].key);
+      } else {
+        open_.push_back(below);
+      }
+    }
+  }
+}
+
+}  // namespace statecache
