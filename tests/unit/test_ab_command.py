@@ -161,7 +161,7 @@ BAD = {
     "twice": (["--arm", "a:slots=1,slots=2"], "gives slots twice"),
     "same name": (["--arm", "a:", "--arm", "a:"], "arm a: the name is taken"),
     "engine": (["--arm", "a:engine=tgi"], "arm a: unknown engine 'tgi': use core, sglang, vllm"),
-    "policy": (["--arm", "a:policy=fifo"], "arm a: unknown policy 'fifo': use lru, gds, clairv"),
+    "policy": (["--arm", "a:policy=fifo"], "arm a: unknown policy 'fifo': use lru, gds, learned, clairv"),
     "pool": (["--arm", "a:engine=sglang,pool=shared,kv_tokens=512"], "sglang has no pool 'shared'"),
     "field": (["--arm", "a:sluts=2"], "arm a: Object contains unknown field `sluts`"),
     "text": (["--arm", "a:slots=many"], "arm a: Expected `int`"),
