@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["parse_workload", "read_plan", "trial_of"]
 
 _MOST_REPEATS = 10_000
+_MOST_SEED = 2**63 - _MOST_REPEATS  # each repeat has the next one, and all are below 2 ** 63
 
 
 class _Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,6 +95,8 @@ def trial_of(
             f"--repeats: {repeats} can never reach significance in {len(seeded)} comparisons:"
             f" give {default_repeats(len(seeded))}, or 1 for equal or different"
         )
+    if seed is not None and not 0 <= seed <= _MOST_SEED:
+        raise SettingsError(f"--seed: {seed} is not in 0 to {_MOST_SEED}")
     share = 0.1 if warm_up is None else warm_up
     if not 0 <= share < 1:
         raise SettingsError(f"--warm-up: {share:g} is no share from 0 to below 1")
