@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -284,7 +284,7 @@ def read_model(path: Path, ranks: int = 1) -> HybridModel:
     return model
 
 
-def _known(kind: object) -> bool:
+def _known(kind: object) -> TypeGuard[str]:
     return isinstance(kind, str) and kind in FAMILIES
 
 

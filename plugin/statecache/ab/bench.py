@@ -109,6 +109,7 @@ class Bench:
         self._last: tuple[Workload, int, CoreDriver] | None = None
         self._pool = ThreadPoolExecutor(max_workers=4)
         self._servers: Servers | None = None
+        self._closed = False
         arms = [arm for cell in trial.cells for arm in cell.arms]
         try:
             for arm in arms:
@@ -125,6 +126,7 @@ class Bench:
 
     def close(self) -> None:
         """End the engines and the servers."""
+        self._closed = True
         try:
             for engine in self._engines.values():
                 engine.close()
@@ -194,6 +196,8 @@ class Bench:
     ) -> dict[str, Played | ArmError]:
         played: dict[str, Played | ArmError] = {}
         for arm in arms:
+            if self._closed:  # interrupted: no engine is started in the place of one that was ended
+                break
             try:
                 played[arm.name] = self._engine(arm).play(arm, prompts)
             except ArmError as error:
