@@ -1,6 +1,7 @@
 """`statecache ab` in a process of its own: files, verdicts, interrupts and bad input."""
 
 import gzip
+import itertools
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from replay_support import COMMAND, assert_one_line, run, with_default_signals, write_trace
+from statecache.ab.bench import Bench
 from statecache.ab.command import ab_command
 from statecache.ab.result import Raw
 
@@ -152,6 +154,24 @@ def test_an_interrupt_while_a_run_is_written(
     assert played == [("lru", 0), ("gds", 0), ("lru", 1)]
     assert result["complete"] is False
     assert {(one["arm"], one["seed"]) for one in requests_of(tmp_path)} == set(played)
+
+
+@pytest.mark.usefixtures("own_handlers")
+def test_a_fault_in_the_middle_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Bench.runs
+
+    def runs(self: Bench) -> Iterator[Any]:
+        yield from itertools.islice(real(self), 3)
+        raise OSError("out of luck")
+
+    monkeypatch.setattr(Bench, "runs", runs)
+    with pytest.raises(OSError, match="out of luck"):
+        ab_command(arm=list(ARMS[1::2]), workload=SMALL[1], output=tmp_path)
+    result = json.loads((tmp_path / "result.json").read_bytes())
+    assert (result["complete"], len(result["runs"])) == (False, 3)
+    assert len({(one["arm"], one["seed"]) for one in requests_of(tmp_path)}) == 3
 
 
 BAD = {

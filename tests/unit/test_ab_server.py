@@ -192,6 +192,8 @@ def test_an_open_loop_asks_at_its_times_answered_or_not(tmp_path: Path) -> None:
         ("hangs", "request 9 failed: no answer within 0.2 s"),
         ("refuses", "request 9 failed: error in the stream: {'message': 'no room'}"),
         ("breaks", "request 9 failed: ClientPayloadError"),
+        ("long", "request 9 failed: LineTooLong"),
+        ("deep", "request 9 failed: RecursionError"),
     ],
 )
 def test_ten_errors_in_a_row_end_an_arm(mode: str, problem: str, tmp_path: Path) -> None:

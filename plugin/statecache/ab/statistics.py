@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -172,14 +173,18 @@ def _interval(differences: Sequence[float], seed: int) -> tuple[float, float]:
 
     if len(set(differences)) == 1:
         return differences[0], differences[0]
-    found: Any = stats.bootstrap(
-        (numpy.asarray(differences),),
-        numpy.mean,
-        n_resamples=_RESAMPLES,
-        confidence_level=1 - ALPHA,
-        method="BCa",
-        rng=numpy.random.default_rng(seed),
-    ).confidence_interval
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # scipy's own; the result says it too
+        found: Any = stats.bootstrap(
+            (numpy.asarray(differences),),
+            numpy.mean,
+            n_resamples=_RESAMPLES,
+            confidence_level=1 - ALPHA,
+            method="BCa",
+            rng=numpy.random.default_rng(seed),
+        ).confidence_interval
+    if math.isnan(found.low) or math.isnan(found.high):  # they differ by rounding alone
+        return min(differences), max(differences)
     return float(found.low), float(found.high)
 
 
