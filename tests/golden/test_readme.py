@@ -56,7 +56,7 @@ def test_recorded_workload() -> None:
     assert len(table) == 6
     plan = recorded_plan("agent_coding", "dense")
     slots = [row[0] for row in table]
-    for column, policy in ((1, "lru"), (2, "gds"), (3, "clairvoyant")):
+    for column, policy in ((1, "lru"), (2, "gds"), (3, "learned"), (4, "clairvoyant")):
         assert [hit_rate(row) for row in rows_of(plan, policy, slots)] == [
             row[column] for row in table
         ]
