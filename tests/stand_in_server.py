@@ -2,9 +2,9 @@
 
 It streams one piece a token, and remembers prompts in blocks of `BLOCK` tokens. What it does wrong
 is its mode: `hangs`, `breaks` (closes the connection after a piece), `fails` (status 500), `moody`
-(that in each third request), `refuses` (an error in the stream), `silent` (no usage), `secret`
-(usage at the end alone, without cached tokens), `lumps` (two tokens at a time), `dies` (the whole
-process, in its twelfth request).
+(that in each third request), `refuses` (an error in the stream), `long` and `deep` (a line that
+nobody can read), `silent` (no usage), `secret` (usage at the end alone, without cached tokens),
+`lumps` (two tokens at a time), `dies` (the whole process, in its twelfth request).
 """
 
 import argparse
@@ -23,6 +23,7 @@ from aiohttp import web
 BLOCK = 4
 VOCABULARY = 1000
 MODEL = "stand-in"
+_ODD_LINES = {"long": b"x" * 5_000_000, "deep": b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"}
 
 
 class StandIn:
@@ -86,6 +87,8 @@ class StandIn:
             if mode == "breaks":
                 request.transport.close()
                 return reply
+            if mode in _ODD_LINES:
+                await reply.write(b"data: " + _ODD_LINES[mode] + b"\n\n")
             if mode == "refuses":
                 await _send(reply, {"error": {"message": "no room"}})
                 break

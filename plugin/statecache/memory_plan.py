@@ -18,6 +18,7 @@ from statecache.own_slots import PreorderTree
 from statecache.plan import PrefixTree, kv_timeline, make_plan
 from statecache.pool_replay import SlotRule, replay_pool, replay_slots
 from statecache.replay import replay
+from statecache.shared_pool import MOST_BLOCKS
 from statecache.trace import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -236,6 +237,11 @@ class _Vllm(_Player):
 
     def splits(self) -> Iterator[Split]:
         pool = self.free // (BLOCK_TOKENS * self.kv_token)
+        if pool > MOST_BLOCKS:
+            raise SettingsError(
+                f"--memory: {self.demand.memory_bytes:,} bytes are {pool:,} blocks of KV: give at"
+                f" most {MOST_BLOCKS:,}"
+            )
         state = max(1, round(self.blocks_a_state * self.block / BLOCK_TOKENS))
         every = self.demand.chunk_tokens // BLOCK_TOKENS
         row = replay_pool(self.tree, pool, "reuse", "junctions", state, every)

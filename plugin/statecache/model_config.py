@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -270,18 +270,22 @@ def read_model(path: Path, ranks: int = 1) -> HybridModel:
     """
     keys, source = _load(path)
     kind, nested = keys.get("model_type"), keys.get("text_config")
-    if kind not in FAMILIES and isinstance(nested, dict):
+    if not _known(kind) and isinstance(nested, dict):
         keys = {"dtype": keys.get("dtype"), "torch_dtype": keys.get("torch_dtype")} | nested
         kind = nested.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
+    if not _known(kind):
         what = "names no model_type" if kind is None else f"model_type {kind!r} is not known here"
         raise SettingsError(f"{source}: {on_one_line(what)}: use one of {', '.join(FAMILIES)}")
     family, read = FAMILIES[kind]
     model = read(_Config(source, family, keys, ranks))
-    if not model.state_layers or not model.attention_layers:
-        what = "recurrent" if model.attention_layers else "attention"
+    if model.state_layers < 1 or model.attention_layers < 1:
+        what = "recurrent" if model.attention_layers >= 1 else "attention"
         raise SettingsError(f"{source}: this model has no {what} layers: there is nothing to split")
     return model
+
+
+def _known(kind: object) -> TypeGuard[str]:
+    return isinstance(kind, str) and kind in FAMILIES
 
 
 def _load(path: Path) -> tuple[dict[str, Any], str]:

@@ -13,12 +13,11 @@ from statecache.pool_replay import SLOT_POLICIES, kv_blocks_beside
 from statecache.replay import POLICIES
 from statecache.report import CostSettings, PoolSettings, ReplaySettings
 from statecache.settings import parse_cost
-from statecache.shared_pool import POOL_ADMISSIONS
+from statecache.shared_pool import MOST_BLOCKS, POOL_ADMISSIONS
 from statecache.trace import BLOCK_TOKENS
 
 __all__ = ["Options", "pool_settings", "replay_settings"]
 
-_MOST_BLOCKS = 10_000_000
 _STATE_BLOCKS = 3.0
 
 
@@ -68,7 +67,7 @@ def pool_settings(options: Options) -> PoolSettings:
     options.refuse("slots", "has no place in --pool-blocks: give --checkpoint-slots")
     if options.kv_tokens != "unlimited":
         raise SettingsError("--kv-tokens: --pool-blocks says how much KV fits: leave it out")
-    pools = _numbers("--pool-blocks", options.pool_blocks or [], most=_MOST_BLOCKS)
+    pools = _numbers("--pool-blocks", options.pool_blocks or [], most=MOST_BLOCKS)
     state = _above_0("--state-blocks", options.state_blocks) or _STATE_BLOCKS
     apart = options.checkpoint_slots is not None
     if apart:

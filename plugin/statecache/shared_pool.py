@@ -19,9 +19,10 @@ from statecache.errors import SettingsError
 if TYPE_CHECKING:
     from statecache.block_order import StockOrder
 
-__all__ = ["POOL_ADMISSIONS", "BlockPool", "Points", "Served", "SharedPool"]
+__all__ = ["MOST_BLOCKS", "POOL_ADMISSIONS", "BlockPool", "Points", "Served", "SharedPool"]
 
 POOL_ADMISSIONS = ("junctions", "dense", "dense+junctions", "ends")
+MOST_BLOCKS = 10_000_000  # of one pool: each takes memory here
 _CHUNK_BLOCKS = 16
 _BARE = 0
 

@@ -1,6 +1,7 @@
 """`statecache ab` in a process of its own: files, verdicts, interrupts and bad input."""
 
 import gzip
+import itertools
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from replay_support import COMMAND, assert_one_line, run, with_default_signals, write_trace
+from statecache.ab.bench import Bench
 from statecache.ab.command import ab_command
 from statecache.ab.result import Raw
 
@@ -154,6 +156,24 @@ def test_an_interrupt_while_a_run_is_written(
     assert {(one["arm"], one["seed"]) for one in requests_of(tmp_path)} == set(played)
 
 
+@pytest.mark.usefixtures("own_handlers")
+def test_a_fault_in_the_middle_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Bench.runs
+
+    def runs(self: Bench) -> Iterator[Any]:
+        yield from itertools.islice(real(self), 3)
+        raise OSError("out of luck")
+
+    monkeypatch.setattr(Bench, "runs", runs)
+    with pytest.raises(OSError, match="out of luck"):
+        ab_command(arm=list(ARMS[1::2]), workload=SMALL[1], output=tmp_path)
+    result = json.loads((tmp_path / "result.json").read_bytes())
+    assert (result["complete"], len(result["runs"])) == (False, 3)
+    assert len({(one["arm"], one["seed"]) for one in requests_of(tmp_path)}) == 3
+
+
 BAD = {
     "one arm": (["--arm", "a:slots=1"], "--arm: give two arms or more"),
     "no name": (["--arm", ":slots=1"], "is not name:key=value"),
@@ -161,7 +181,7 @@ BAD = {
     "twice": (["--arm", "a:slots=1,slots=2"], "gives slots twice"),
     "same name": (["--arm", "a:", "--arm", "a:"], "arm a: the name is taken"),
     "engine": (["--arm", "a:engine=tgi"], "arm a: unknown engine 'tgi': use core, sglang, vllm"),
-    "policy": (["--arm", "a:policy=fifo"], "arm a: unknown policy 'fifo': use lru, gds, learned, clairv"),
+    "policy": (["--arm", "a:policy=fifo"], "arm a: unknown policy 'fifo': use lru, gds, learn"),
     "pool": (["--arm", "a:engine=sglang,pool=shared,kv_tokens=512"], "sglang has no pool 'shared'"),
     "field": (["--arm", "a:sluts=2"], "arm a: Object contains unknown field `sluts`"),
     "text": (["--arm", "a:slots=many"], "arm a: Expected `int`"),
@@ -173,6 +193,12 @@ BAD = {
         ["--arm", "a:pool=shared,policy=stock,kv_tokens=512,state_blocks=1.5"],
         "arm a: state_blocks 1.5 is no whole number",
     ),
+    "slots": (["--arm", f"a:slots={2**64}"], f"a: slots {2**64} must be above 0 and below"),
+    "int8 slots": (["--arm", "a:pool=int8,int8_ratio=1e14"], "256 slots hold too many int8 states"),
+    "pool size": (
+        ["--arm", f"a:pool=shared,policy=stock,kv_tokens={2**40}"],
+        "blocks are too many: give 10000000 at most",
+    ),
     "cost": (["--arm", "a:cost=0,0"], "arm a: cost cannot be '0,0'"),
     "baseline": (["--arm", "a:", "--arm", "b:baseline=c"], "arm b: baseline 'c' is no arm"),
     "workload": ([*ARMS, "--workload", "chat"], "--workload: unknown kind 'chat'"),
@@ -182,6 +208,12 @@ BAD = {
         "--workload: turns is no setting of trace",
     ),
     "workload size": ([*ARMS, "--workload", "agent:turns=0"], "turns is 0"),
+    "stdin": ([*ARMS, "--workload", "trace:file=-"], "file is -: a workload is read more than"),
+    "its stdin": (["--experiment", "agent-traces", "--trace", "-"], "file is -: a workload is"),
+    "seed": (
+        [*ARMS, "--workload", "distinct-prefixes:count=2", "--seed=-1"],
+        "--seed: -1 is not in 0 to 9223372036854765808",
+    ),
     "no trace": ([*ARMS, "--workload", "trace:file=/nowhere"], "/nowhere: cannot be read"),
     "5 repeats": ([*ARMS, "--repeats", "5"], "--repeats: 5 can never reach significance in 1 comp"),
     "no repeats": ([*ARMS, "--repeats", "0"], "--repeats: 0 is not in 1 to 10000"),
@@ -195,6 +227,10 @@ BAD = {
     "no python": (
         ["--arm", "a:", "--arm", "b:engine=sglang,kv_tokens=512,python=/nowhere/python"],
         "sglang: cannot start /nowhere/python",
+    ),
+    "no python at all": (
+        ["--arm", "a:", "--arm", "b:engine=vllm,pool=native,kv_tokens=512,python=/bin/echo"],
+        "vllm: answers something else (JSON is malformed",
     ),
     "no engine": (
         ["--arm", "a:", "--arm", "b:engine=vllm,pool=native,kv_tokens=512"],

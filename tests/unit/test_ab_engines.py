@@ -10,7 +10,9 @@ import pytest
 from replay_support import COMMAND, assert_one_line, run
 from statecache.ab import cache
 from statecache.ab.arms import Arm
+from statecache.ab.bench import Bench, Cell, Trial
 from statecache.ab.cache import ArmError, EngineProcess
+from statecache.ab.workloads import Workload
 
 HELLO = """echo '{"version":"9.9"}'"""
 SERVED = """echo '{"played":{"served":[[512,0,0,false]],"evicted_states":3,"skipped_states":0}}'"""
@@ -117,6 +119,18 @@ def test_an_engine_that_cannot_be_started_again_is_left_out(tmp_path: Path) -> N
         ("d", "sglang"),
     ]
     assert {one["arm"] for one in result["comparisons"]} == {"b"}
+
+
+def test_once_closed_no_engine_is_started_for_the_arms_that_are_left(tmp_path: Path) -> None:
+    """The thread of an engine that was ended hears of it as of one that died."""
+    python = engine(tmp_path, f"{HELLO}; read job; exit 3")
+    arms = [arm(python, name) for name in "ab"]
+    bench = Bench(
+        Trial(name="t", cells=[Cell(name="c", workload=Workload(), arms=arms)], repeats=1)
+    )
+    bench.close()
+    assert bench._play_each(arms, [[1]]) == {}
+    assert not any(engine.alive for engine in bench._engines.values())
 
 
 def test_an_interrupt_ends_the_engines(tmp_path: Path) -> None:

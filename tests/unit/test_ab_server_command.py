@@ -214,6 +214,9 @@ def test_what_cannot_be_reached_or_started_is_one_line(tmp_path: Path) -> None:
     assert_one_line(
         done, "arm a: it did not start; the server ended with status 3; out/server-a.log: no such m"
     )
+    (tmp_path / "blocked" / "server-a.log").mkdir(parents=True)
+    done = run("ab", stops, "-o", "blocked", cwd=tmp_path)
+    assert_one_line(done, "arm a: blocked/server-a.log cannot be written (Is a directory)")
     slow = plan(tmp_path, a="sleep 1000 {port}", b="x {port}")
     slow.write_text(slow.read_text().replace("[[arms]]", "[[arms]]\nstart_seconds = 0.5"))
     done = run("ab", slow, "-o", "out", cwd=tmp_path)

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
+from statecache.ab import statistics
 from statecache.ab.arms import parse_arm
 from statecache.ab.bench import Bench, Cell, Trial
-from statecache.ab.records import Run
+from statecache.ab.records import MEASURES, Run
 from statecache.ab.statistics import Pair, compare, default_repeats, least_repeats
 from statecache.ab.workloads import Workload
 
@@ -108,6 +109,17 @@ def test_constant_differences_have_an_interval_of_one_point() -> None:
     assert rate.difference == pytest.approx(0.005)
     assert rate.low == pytest.approx(0.005)
     assert rate.high == pytest.approx(0.005)
+
+
+def test_differences_that_rounding_alone_keeps_apart_are_not_turned_around() -> None:
+    """More missed tokens are worse: 9,472 a request in each of eight pairs, one off by 4e-12."""
+    off = {4: 9471.999999999996}
+    tested = statistics._Tested(
+        PAIR, MEASURES[1], [0.0] * 8, [off.get(pair, 9472.0) for pair in range(8)]
+    )
+    (judged,) = statistics._judged([tested], 0)
+    assert (judged.low, judged.high) == (off[4], 9472)
+    assert (judged.measure, judged.verdict) == ("missed_by_state_tokens", "worse")
 
 
 @pytest.mark.parametrize(

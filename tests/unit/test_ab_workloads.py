@@ -165,6 +165,8 @@ def test_a_bad_file_of_conversations_is_one_line(text: str, problem: str, tmp_pa
     ("sizes", "problem"),
     [
         ({}, "kind sharegpt needs a file"),
+        ({"file": ""}, "kind sharegpt needs a file"),
+        ({"file": "-"}, "file is -: a workload is read more than once: name a file"),
         ({"file": "x", "sessions": 0}, "sessions is 0: give at least 1"),
         ({"file": "x", "turns": 3}, "turns is no setting of sharegpt"),
     ],

@@ -115,6 +115,8 @@ def test_ranks_share_heads_and_channels(tmp_path):
         ({**GRANITE_4_TINY, "num_key_value_heads": 3}, 2, "3 KV heads cannot be shared by --tp 2"),
         ({"model_type": "llama"}, 1, "model_type 'llama' is not known here: use one of qwen3_next"),
         ({"model_type": 3}, 1, "model_type 3 is not known here"),
+        ({"model_type": ["llama"]}, 1, "model_type ['llama'] is not known here"),
+        ({"text_config": {"model_type": {}}}, 1, "model_type {} is not known here"),
         ({}, 1, "names no model_type: use one of qwen3_next, qwen3_5_text"),
         ([], 1, "is not a JSON object (Expected `object`, got `array`)"),
         ({**QWEN3_NEXT, "linear_num_value_heads": None}, 1, "lacks linear_num_value_heads, which"),
@@ -129,6 +131,7 @@ def test_ranks_share_heads_and_channels(tmp_path):
         ({**GRANITE_4_TINY, "layer_types": [1]}, 1, "lacks layer_types"),
         ({**GRANITE_4_TINY, "mamba_d_head": 32}, 1, "48 state heads of 32 are not 3072 channels"),
         ({**KIMI_LINEAR, "linear_attn_config": {}}, 1, "lacks linear_attn_config with kda_layers"),
+        ({**KIMI_LINEAR, "num_hidden_layers": 5}, 1, "this model has no attention layers"),
         ({**NEMOTRON_3_NANO, "hybrid_override_pattern": None}, 1, "lacks layer_types, which"),
     ],
 )

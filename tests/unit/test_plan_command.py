@@ -188,6 +188,7 @@ def test_the_same_input_gives_the_same_bytes(folder):
     ("words", "problem"),
     [
         (("--memory", "60 apples"), "--memory: '60 apples' is no size: give e.g. 60GiB"),
+        (("--memory", "999999TiB"), "blocks of KV: give at most 10,000,000"),
         (("--memory", "0GiB"), "--memory: '0GiB' is no size"),
         (("--memory", "1GiB"), "do not hold the states of 16 running requests in sglang, 6,258,"),
         (("--engine", "trt"), "--engine: unknown engine 'trt': use sglang, vllm"),

@@ -12,7 +12,7 @@ from statecache.ab.server_arm import ServerArm
 from statecache.errors import SettingsError, on_one_line
 from statecache.plan import ADMISSIONS
 from statecache.settings import parse_cost
-from statecache.shared_pool import POOL_ADMISSIONS
+from statecache.shared_pool import MOST_BLOCKS, POOL_ADMISSIONS
 from statecache.trace import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ENGINES", "Arm", "check_arms", "made_arm", "parse_arm"]
 
 ENGINES = ("core", "sglang", "vllm")
+_MOST = 2**48  # of any size: far within 64 bits
 POOLS = ("native", "int8", "shared")
 # By engine and pool. "stock" is the engine without the plugin.
 _POLICIES = {
@@ -91,6 +92,10 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 f"{self.running} running requests need {self.running * self.slots_a_request}"
                 f" slots, there are {self.slots}"
             )
+        if not self.states < _MOST:
+            raise self.error(f"{self.free_slots} slots hold too many int8 states: give fewer")
+        if self.pool == "shared" and self.pool_blocks > MOST_BLOCKS:
+            raise self.error(f"{self.pool_blocks} blocks are too many: give {MOST_BLOCKS} at most")
         self.cost_model()
 
     @property
@@ -138,8 +143,10 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def _above(self, bound: float, *fields: str) -> None:
         for field in fields:
-            if not bound < getattr(self, field) < math.inf:
-                raise self.error(f"{field} {getattr(self, field)} must be above {bound}")
+            if not bound < getattr(self, field) < _MOST:
+                raise self.error(
+                    f"{field} {getattr(self, field)} must be above {bound} and below {_MOST}"
+                )
 
 
 def parse_arm(text: str) -> Arm | ServerArm:

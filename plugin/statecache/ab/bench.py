@@ -49,6 +49,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             if arm.name != (arm.baseline or first)
         ]
 
+    @property
+    def server_pairs(self) -> int:
+        """How many of the pairs are two servers."""
+        servers = {arm.name for arm in self.arms if isinstance(arm, ServerArm)}
+        return sum({pair.baseline, pair.arm} <= servers for pair in self.pairs)
+
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be run. The first `warm_up` part of each workload is played and not counted.
@@ -109,6 +115,7 @@ class Bench:
         self._last: tuple[Workload, int, CoreDriver] | None = None
         self._pool = ThreadPoolExecutor(max_workers=4)
         self._servers: Servers | None = None
+        self._closed = False
         arms = [arm for cell in trial.cells for arm in cell.arms]
         try:
             for arm in arms:
@@ -125,6 +132,7 @@ class Bench:
 
     def close(self) -> None:
         """End the engines and the servers."""
+        self._closed = True
         try:
             for engine in self._engines.values():
                 engine.close()
@@ -194,6 +202,8 @@ class Bench:
     ) -> dict[str, Played | ArmError]:
         played: dict[str, Played | ArmError] = {}
         for arm in arms:
+            if self._closed:  # interrupted: no engine is started in the place of one that was ended
+                break
             try:
                 played[arm.name] = self._engine(arm).play(arm, prompts)
             except ArmError as error:

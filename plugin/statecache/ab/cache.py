@@ -104,7 +104,11 @@ class EngineProcess:
         if not line:
             code = self._process.wait()
             raise ArmError(f"ended with status {code}{self._last_words()}")
-        return msgspec.json.decode(line, type=kind)
+        try:
+            return msgspec.json.decode(line, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._kill()
+            raise ArmError(f"answers something else ({error})") from error
 
     def _kill(self) -> None:
         """End it with all that it started itself; they hold its pipes too."""

@@ -149,7 +149,7 @@ def _run(trial: Trial, folder: Path) -> None:
                         raw.add(run, played)
                         runs.append(run)
                     advance(run.cell)
-            except (KeyboardInterrupt, SystemExit) as error:
+            except BaseException as error:  # also a fault: what was measured is kept
                 ended = error
             finally:
                 _ignore_interrupts()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["parse_workload", "read_plan", "trial_of"]
 
 _MOST_REPEATS = 10_000
+_MOST_SEED = 2**63 - _MOST_REPEATS  # each repeat has the next one, and all are below 2 ** 63
 
 
 class _Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,15 +86,18 @@ def trial_of(
         for cell in cells
     ]
     seeded = [pair for cell in cells if cell.seeded for pair in cell.pairs]
+    of_servers = sum(cell.server_pairs for cell in cells if cell.seeded)
     if repeats is not None and not 1 <= repeats <= _MOST_REPEATS:
         raise SettingsError(f"--repeats: {repeats} is not in 1 to {_MOST_REPEATS}")
     if repeats is None:
-        repeats = default_repeats(len(seeded)) if seeded else 1
+        repeats = default_repeats(len(seeded), of_servers) if seeded else 1
     elif seeded and 1 != repeats < least_repeats(len(seeded)):
         raise SettingsError(
             f"--repeats: {repeats} can never reach significance in {len(seeded)} comparisons:"
-            f" give {default_repeats(len(seeded))}, or 1 for equal or different"
+            f" give {default_repeats(len(seeded), of_servers)}, or 1 for equal or different"
         )
+    if seed is not None and not 0 <= seed <= _MOST_SEED:
+        raise SettingsError(f"--seed: {seed} is not in 0 to {_MOST_SEED}")
     share = 0.1 if warm_up is None else warm_up
     if not 0 <= share < 1:
         raise SettingsError(f"--warm-up: {share:g} is no share from 0 to below 1")

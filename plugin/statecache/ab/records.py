@@ -100,6 +100,11 @@ class Measure(msgspec.Struct, frozen=True):
     name: str
     higher_is_better: bool
 
+    @property
+    def family(self) -> str:
+        """The measures that are corrected together: those of servers are one family."""
+        return self.name if self.name in _TOTALS else "server"
+
     def of(self, run: Run) -> float | None:
         """Return the measure of a run; 0 where no request was served, None if not measured."""
         if self.name not in _TOTALS:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import msgspec
+from aiohttp.http_exceptions import HttpProcessingError
 
 from statecache.ab.answers import Answered
 from statecache.errors import on_one_line
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Question", "RequestError"]
 
 _SHOWN_CHARACTERS = 300
+# Also what aiohttp raises for a line without end, and msgspec for JSON nested too deeply.
+_FAULTS = (
+    *(aiohttp.ClientError, HttpProcessingError, OSError, TimeoutError),
+    *(ValueError, RecursionError),
+)
 
 
 class RequestError(Exception):
@@ -75,7 +81,7 @@ class Client:
                 if reply.status != 200:
                     raise RequestError(_refusal(reply.status, content))
                 return content
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        except _FAULTS as error:
             raise RequestError(self._why(error)) from error
 
     async def ask(self, question: Question) -> Answered:
@@ -104,13 +110,7 @@ class Client:
                     async for line in reply.content:
                         answer.take(line)
                     problem = answer.problem
-        except (
-            aiohttp.ClientError,
-            OSError,
-            TimeoutError,
-            ValueError,
-            msgspec.DecodeError,
-        ) as error:
+        except (*_FAULTS, msgspec.DecodeError) as error:
             problem = self._why(error)
         return Answered(
             prompt_tokens=len(question.prompt),

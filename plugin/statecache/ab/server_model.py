@@ -30,7 +30,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 class _Card(msgspec.Struct):
     id: str
     root: str | None = None
-    owned_by: str = "server"
+    owned_by: str | None = None
     max_model_len: int | None = None
 
 
@@ -51,7 +51,7 @@ async def served_model(client: Client, arm: ServerArm) -> ServedModel:
     """Ask the server. Raises `RequestError`, or `SettingsError` for what the arm must say."""
     try:
         cards = msgspec.json.decode(await client.get("v1/models"), type=_Cards).data
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise RequestError(f"v1/models: {error}") from error
     card = next((one for one in cards if arm.model in (None, one.id)), None)
     if card is None:
@@ -64,7 +64,7 @@ async def served_model(client: Client, arm: ServerArm) -> ServedModel:
         name=card.id,
         vocabulary=vocabulary,
         most_tokens=card.max_model_len,
-        server=f"{card.owned_by} {await _version(client)}",
+        server=f"{card.owned_by or 'server'} {await _version(client)}",
     )
 
 

@@ -73,7 +73,10 @@ class Servers:
         self, cell: Cell, arm: ServerArm, salt: str, folder: Path, say: Callable[[str], None]
     ) -> None:
         log = folder / f"server-{quote(arm.name, safe=' ')}.log"
-        log.unlink(missing_ok=True)
+        try:
+            log.unlink(missing_ok=True)
+        except OSError as error:
+            raise arm.error(f"{log} cannot be written ({error.strerror})") from error
         server = self._servers[cell.name, arm.name] = Server(arm, self._settings, log, salt)
         self._stack.callback(server.close)
         began = time.monotonic()

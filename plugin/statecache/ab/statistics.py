@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +44,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """One measure of two arms.
 
     `difference` is the mean over pairs, arm less baseline, from `low` to `high` with 95 %
-    confidence; `p` is corrected for all comparisons of this measure. With one pair there is neither
-    interval nor p, and the verdict is "exactly equal" or "different".
+    confidence. `p` is corrected for all comparisons of this measure; the measures that servers alone
+    have are corrected together. With one pair there is neither interval nor p, and the verdict is
+    "exactly equal" or "different".
     """
 
     cell: str
@@ -63,6 +65,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Tested(msgspec.Struct):
     pair: Pair
+    measure: Measure
     baseline: list[float]
     arm: list[float]
     low: float | None = None
@@ -89,12 +92,14 @@ def least_repeats(comparisons: int) -> int:
     return math.floor(math.log2(2 * max(1, comparisons) / ALPHA)) + 1
 
 
-def default_repeats(comparisons: int) -> int:
+def default_repeats(comparisons: int, of_servers: int = 0) -> int:
     """Return how many repeats are run unless said otherwise: 8, or two above the least.
 
-    At the least each single pair has to agree.
+    At the least each single pair has to agree. `of_servers` of the comparisons are between two
+    servers, which have several measures to be corrected for.
     """
-    return max(8, least_repeats(comparisons) + 2)
+    measures = sum(measure.family == "server" for measure in MEASURES)
+    return max(8, least_repeats(max(comparisons, of_servers * measures)) + 2)
 
 
 def compare(pairs: Sequence[Pair], runs: Sequence[Run], seed: int = 0) -> list[Comparison]:
@@ -106,10 +111,11 @@ def compare(pairs: Sequence[Pair], runs: Sequence[Run], seed: int = 0) -> list[C
     by_arm: dict[tuple[str, str], dict[int | None, Run]] = {}
     for run in runs:
         by_arm.setdefault((run.cell, run.arm), {})[run.seed] = run
-    found: list[Comparison] = []
+    families: dict[str, list[_Tested]] = {}
     for measure in MEASURES:
         tested = [_paired(pair, measure, by_arm) for pair in pairs]
-        found += _judged(measure, [one for one in tested if one.arm], seed)
+        families.setdefault(measure.family, []).extend(one for one in tested if one.arm)
+    found = [one for family in families.values() for one in _judged(family, seed)]
     order = {pair: place for place, pair in enumerate(pairs)}
     return sorted(found, key=lambda one: order[Pair(one.cell, one.baseline, one.arm)])
 
@@ -119,7 +125,7 @@ def _paired(
 ) -> _Tested:
     baseline = by_arm.get((pair.cell, pair.baseline), {})
     arm = by_arm.get((pair.cell, pair.arm), {})
-    tested = _Tested(pair, [], [])
+    tested = _Tested(pair, measure, [], [])
     for seed in (seed for seed in baseline if seed in arm):
         values = measure.of(baseline[seed]), measure.of(arm[seed])
         if values[0] is not None and values[1] is not None:
@@ -128,18 +134,20 @@ def _paired(
     return tested
 
 
-def _judged(measure: Measure, tested: Sequence[_Tested], seed: int) -> list[Comparison]:
-    several = [one for one in tested if len(one.arm) > 1]
+def _judged(family: Sequence[_Tested], seed: int) -> list[Comparison]:
+    several = [one for one in family if len(one.arm) > 1]
     for one in several:
         one.low, one.high = _interval(one.differences, seed)
         one.p = _sign_flip_p(one.differences, seed)
-    corrected = _holm([one.p for one in several if one.p is not None])
-    for one, p in zip(several, corrected, strict=True):
+    # No flip of signs makes anything of differences that are all 0: they are no test.
+    differing = [one for one in several if any(one.differences)]
+    corrected = _holm([one.p for one in differing if one.p is not None])
+    for one, p in zip(differing, corrected, strict=True):
         one.p = p
     return [
         Comparison(
             cell=one.pair.cell,
-            measure=measure.name,
+            measure=one.measure.name,
             baseline=one.pair.baseline,
             arm=one.pair.arm,
             pairs=len(one.arm),
@@ -149,20 +157,20 @@ def _judged(measure: Measure, tested: Sequence[_Tested], seed: int) -> list[Comp
             low=one.low,
             high=one.high,
             p=one.p,
-            verdict=_verdict(one, measure),
+            verdict=_verdict(one),
         )
-        for one in tested
+        for one in family
     ]
 
 
-def _verdict(one: _Tested, measure: Measure) -> str:
+def _verdict(one: _Tested) -> str:
     if not any(one.differences):
         return "exactly equal"
     if one.low is None or one.high is None or one.p is None:
         return "different"
     if one.p >= ALPHA or one.low <= 0 <= one.high:
         return "not distinguishable"
-    return "better" if (one.low > 0) == measure.higher_is_better else "worse"
+    return "better" if (one.low > 0) == one.measure.higher_is_better else "worse"
 
 
 def _interval(differences: Sequence[float], seed: int) -> tuple[float, float]:
@@ -172,14 +180,18 @@ def _interval(differences: Sequence[float], seed: int) -> tuple[float, float]:
 
     if len(set(differences)) == 1:
         return differences[0], differences[0]
-    found: Any = stats.bootstrap(
-        (numpy.asarray(differences),),
-        numpy.mean,
-        n_resamples=_RESAMPLES,
-        confidence_level=1 - ALPHA,
-        method="BCa",
-        rng=numpy.random.default_rng(seed),
-    ).confidence_interval
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # scipy's own; the result says it too
+        found: Any = stats.bootstrap(
+            (numpy.asarray(differences),),
+            numpy.mean,
+            n_resamples=_RESAMPLES,
+            confidence_level=1 - ALPHA,
+            method="BCa",
+            rng=numpy.random.default_rng(seed),
+        ).confidence_interval
+    if math.isnan(found.low) or math.isnan(found.high):  # they differ by rounding alone
+        return min(differences), max(differences)
     return float(found.low), float(found.high)
 
 

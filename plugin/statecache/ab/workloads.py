@@ -61,10 +61,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for field, default in defaults.items():
             if field not in applies and getattr(self, field) != default:
                 raise SettingsError(f"{field} is no setting of {self.kind}")
+        if self.file == "-":
+            raise SettingsError("file is -: a workload is read more than once: name a file")
         if self.kind == "agent":  # each checks its sizes
             AgentWorkload(self.sessions, self.turns)
         elif self.kind == "sharegpt":
-            if self.file is None:
+            if not self.file:
                 raise SettingsError("kind sharegpt needs a file")
             if self.sessions < 1:
                 raise SettingsError(f"sessions is {self.sessions}: give at least 1")
