@@ -32,6 +32,7 @@ __all__ = ["BlockIds", "Ended", "TraceRecorder", "check_record_file"]
 _MIB = 1 << 20
 _FLUSH_BYTES = _MIB
 _MOST_WAITING = 100_000  # events the thread has not seen yet, requests that have not ended
+_MOST_TOKENS = 64 * _MIB  # of ended requests that the thread has not seen yet
 
 Span: TypeAlias = tuple[int, int, str]
 
@@ -204,6 +205,7 @@ class TraceRecorder:
         self._recording = True
         self._written = 0
         self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()  # None: the end
+        self._told_tokens = self._seen_tokens = 0  # the scheduler counts one, the thread the other
         self._running: dict[Hashable, _Line] = {}
         self._order: list[_Line] = []  # by arrival: running, or waiting for one that is
         self._fresh_bytes = 0
@@ -226,6 +228,7 @@ class TraceRecorder:
 
     def ended(self, name: Hashable, request: Ended) -> None:
         """A request ended; one that ended already, or never arrived, is not recorded."""
+        self._told_tokens += len(request.tokens)
         self._tell((name, time.monotonic(), request))
 
     def stop(self, why: str) -> None:
@@ -246,7 +249,8 @@ class TraceRecorder:
     def _tell(self, event: _Event) -> None:
         if self._recording:
             self._events.put(event)
-            if self._events.qsize() > _MOST_WAITING:
+            tokens = self._told_tokens - self._seen_tokens
+            if self._events.qsize() > _MOST_WAITING or tokens > _MOST_TOKENS:
                 self.stop("requests end faster than they can be written")
 
     # What the thread does.
@@ -294,6 +298,7 @@ class TraceRecorder:
                 if len(self._running) > _MOST_WAITING:  # its end was never told
                     self._running.pop(next(iter(self._running))).data = b""
             return
+        self._seen_tokens += len(request.tokens)
         ended = self._running.pop(name, None)
         if ended is not None:
             ended.ended, ended.data = now, self._line(ended.arrived, request)

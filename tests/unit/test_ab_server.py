@@ -353,3 +353,15 @@ def test_a_vocabulary_is_found_in_the_cache_of_the_hub(
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"vocab_size": 888}')
     assert vocabulary_of("some/model") == 888
+
+
+def test_what_is_shown_of_an_arm_has_no_keys() -> None:
+    arm = ServerArm(
+        name="a",
+        url="http://me:secret@host:1/v1",
+        command="serve --api-key secret --hf-token=secret --max-tokens 5 --tokenizer t {port}",
+    ).without_keys()
+    assert arm.url == "http://***@host:1/v1"
+    assert arm.command == ("serve --api-key *** --hf-token=*** --max-tokens 5 --tokenizer t {port}")
+    attached = ServerArm(name="a", url="http://host:1")
+    assert attached.without_keys() == attached

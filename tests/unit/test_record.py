@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from array import array
 from pathlib import Path
@@ -204,6 +205,7 @@ def test_the_file_has_a_most_size_and_stays_sound(path, caplog):
     for name in range(200):
         made.arrived(name)
         made.ended(name, Ended([name] * 512_000, 1))
+        wait_for(lambda: not made.recording or made._told_tokens - made._seen_tokens < 2**24)
     wait_for(lambda: not made._thread.is_alive())
     made.arrived("late")
     made.ended("late", Ended(PROMPT, 1))
@@ -329,3 +331,29 @@ def test_a_fault_of_the_engine_ends_the_recording_and_keeps_what_was(path, caplo
     assert [line["output_length"] for line in lines_of(path)] == [1]
     errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert errors == [f"statecache: something is odd; the recording to {path} ends here"]
+
+
+def test_prompts_that_wait_for_a_slow_disk_are_bounded(path, monkeypatch, caplog):
+    """One is being written, one may wait; the third one ends the recording, in one line."""
+    monkeypatch.setattr("statecache.record._MOST_TOKENS", len(PROMPT))
+    goes_on = threading.Event()
+
+    class Slow(BlockIds):
+        def of(self, request):
+            assert goes_on.wait(30)
+            return super().of(request)
+
+    made = recorder(path, ids=Slow())
+    for name in range(3):
+        made.arrived(name)
+    made.ended(0, Ended(PROMPT, 1))
+    wait_for(lambda: made._seen_tokens == len(PROMPT))
+    made.ended(1, Ended(PROMPT, 1))
+    assert made.recording
+    made.ended(2, Ended(PROMPT, 1))
+    assert not made.recording
+    assert caplog.text.count("faster than they can be written") == 1
+    goes_on.set()
+    made.close()
+    wait_for(lambda: not made._thread.is_alive())
+    assert len(lines_of(path)) == 3

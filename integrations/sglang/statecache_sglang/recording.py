@@ -50,7 +50,7 @@ class Recording:
                 # SGLang puts one token in the place of a prompt that it aborts.
                 self._tokens[id(req)] = req, req.origin_input_ids
                 recorder.arrived(id(req))
-        except AttributeError as error:
+        except Exception as error:
             self._stop(recorder, error)
 
     def gone(self, req: Any) -> None:
@@ -61,7 +61,7 @@ class Recording:
             return
         try:
             recorder.ended(id(req), record_seams.ended(req, tokens))
-        except (AttributeError, TypeError) as error:
+        except Exception as error:
             self._stop(recorder, error)
 
     def _stop(self, recorder: TraceRecorder, error: Exception) -> None:

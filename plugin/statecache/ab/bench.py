@@ -81,6 +81,17 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         """How many runs there are."""
         return sum(len(cell.arms) * len(self.seeds(cell)) for cell in self.cells)
 
+    def without_keys(self) -> Trial:
+        """Return the test as it may be shown to others."""
+        cells = [
+            msgspec.structs.replace(
+                cell,
+                arms=[a.without_keys() if isinstance(a, ServerArm) else a for a in cell.arms],
+            )
+            for cell in self.cells
+        ]
+        return msgspec.structs.replace(self, cells=cells)
+
     def seeds(self, cell: Cell) -> list[int]:
         """Return the seeds of a cell: one where another would not change the workload."""
         repeats = self.repeats if cell.seeded else 1

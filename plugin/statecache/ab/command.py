@@ -159,7 +159,7 @@ def _run(trial: Trial, folder: Path) -> None:
         revision=git_revision(),
         engines=bench.versions,
         machine=Machine.here(),
-        settings=trial,
+        settings=trial.without_keys(),
         seeds={c.name: trial.seeds(c) if c.seeded else None for c in trial.cells},
         complete=ended is None,
         runs=runs,

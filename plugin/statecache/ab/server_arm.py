@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -54,6 +55,12 @@ class ServerArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         except ValueError as error:
             raise self.error(f"command cannot be read ({error})") from error
         return [word.replace("{port}", str(port)) for word in words]
+
+    def without_keys(self) -> ServerArm:
+        """Return the arm as it may be shown: no value of an option that ends with key or token."""
+        command = re.sub(r"(?i)(--[\w-]*(?:key|token)(?:=|\s+))\S+", r"\1***", self.command or "")
+        url = re.sub(r"//[^/@]*@", "//***@", self.url or "")
+        return msgspec.structs.replace(self, command=command or None, url=url or None)
 
     def error(self, problem: str) -> SettingsError:
         """Return an error that names the arm."""

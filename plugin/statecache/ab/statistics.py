@@ -44,9 +44,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """One measure of two arms.
 
     `difference` is the mean over pairs, arm less baseline, from `low` to `high` with 95 %
-    confidence. `p` is corrected for all comparisons of this measure; the measures that servers alone
-    have are corrected together. With one pair there is neither interval nor p, and the verdict is
-    "exactly equal" or "different".
+    confidence. `p` is corrected for all comparisons of this measure; the measures that servers
+    alone have are corrected together. With one pair there is neither interval nor p, and the
+    verdict is "exactly equal" or "different".
     """
 
     cell: str

@@ -7,7 +7,7 @@ from scheduled import Run, traffic, without_states, words
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from vllm.v1.request import RequestStatus
 
-from statecache._blocks import ReuseQueue
+from statecache._blocks import ReuseQueue, StockQueue
 
 ORDERS = ["stock", "reuse", "gds"]
 POOL = {"checkpoints": "native", "checkpoint_slots": 64}
@@ -74,6 +74,20 @@ def test_stock_through_the_plugin_is_vllm_block_for_block(model, share):
     stock = {"block_order": "stock"}
     vllms = allocated(with_vllms_own_queue(Run(model, blocks=70, plugin=stock)), 1, steps)
     ours = allocated(Run(model, blocks=70, plugin=stock), 1, steps)
+    assert len(vllms) > steps
+    assert ours == vllms
+
+
+def test_the_native_queue_in_vllms_order_is_vllms_block_for_block(model, share):
+    """Beside a pool whose book takes nothing, so that no state is kept apart or restored."""
+    steps = int(4000 * share)
+    stock = {"block_order": "stock", "checkpoint_interval": 8192}
+    vllms = allocated(with_vllms_own_queue(Run(model, blocks=70, plugin=stock)), 1, steps)
+    native = Run(model, blocks=70, plugin={**POOL, **stock})
+    native.planner.book.store = lambda _path: None
+    ours = allocated(native, 1, steps)
+    assert isinstance(native.planner.queue, StockQueue)
+    assert native.planner.guard.anomalies == 0
     assert len(vllms) > steps
     assert ours == vllms
 
