@@ -10,17 +10,17 @@ from collections import Counter
 from pathlib import Path
 
 FLOORS = {
-    "cpp-plain": 18,
-    "cpp-asan": 17,
-    "cpp-tsan": 21,
-    "unit": 1200,
-    "property": 18,
-    "golden": 124,
-    "mutation": 12,
+    "cpp-plain": 46,
+    "cpp-asan": 45,
+    "cpp-tsan": 49,
+    "unit": 1310,
+    "property": 24,
+    "golden": 135,
+    "mutation": 24,
     "packaging": 3,
     "gpu": 56,
-    "sglang": 315,
-    "vllm": 300,
+    "sglang": 330,
+    "vllm": 338,
 }
 
 
