@@ -2,6 +2,7 @@
 
 import pytest
 from engine import cached, document, run, texts
+from tiny_models import make_tiny_model
 
 # Each prompt of 4 full blocks of 32 tokens is asked cold, again, and after others had its blocks;
 # the last one grows past a chunk of 256 tokens.
@@ -68,3 +69,36 @@ def test_engines_one_after_the_other_do_not_touch_each_other(model, off):
                 assert type(engine.pool.cached_block_hash_to_block).__module__.startswith("vllm.")
             else:
                 assert engine.planner.guard.anomalies == 0
+
+
+# The Mamba2 hybrid, in blocks of 256 tokens: cold, warm, after others had its blocks, and growing.
+MAMBA2_PROMPTS = [document(i, 300) for i in (1, 1, 2, 3, 4, 1)]
+MAMBA2_GROWING = [document(9, 300), document(9, 560)]
+MAMBA2_ROOM = {"blocks": 16, "max_model_len": 768, "block_size": 256}
+
+
+@pytest.fixture(scope="module")
+def mamba2(tmp_path_factory):
+    """The model, and what vLLM answers by itself."""
+    folder = make_tiny_model("granite", tmp_path_factory.mktemp("granite"))
+    with run(folder, **MAMBA2_ROOM) as engine:
+        return folder, texts(engine.ask(MAMBA2_PROMPTS) + engine.ask(MAMBA2_GROWING))
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [{}, {"block_order": "gds"}, {"checkpoints": "native", "checkpoint_slots": 8}],
+    ids=["reuse", "gds", "native"],
+)
+def test_every_token_of_a_mamba2_hybrid_is_the_same_under_pressure(mamba2, plugin):
+    """With 15 blocks for eight requests of 2 or 3 KV blocks and as many of states each."""
+    model, expected = mamba2
+    with run(model, **MAMBA2_ROOM, plugin=plugin) as engine:
+        on = engine.ask(MAMBA2_PROMPTS) + engine.ask(MAMBA2_GROWING)
+        assert texts(on) == expected
+        assert cached(on)[1] == 256
+        assert engine.planner.guard.anomalies == 0
+        assert engine.pool.get_num_free_blocks() == 15
+        if engine.planner.book is not None:
+            engine.planner.book.check()
+            assert cached(on)[-1] == 256
