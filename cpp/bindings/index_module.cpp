@@ -71,6 +71,12 @@ PYBIND11_MODULE(_index, m) {
   });
 
   py::class_<CostModel>(m, "CostModel")
+      .def("__reduce_ex__",
+           [](const py::object& self, int) {
+             const auto& model = self.cast<const CostModel&>();
+             return py::make_tuple(py::type::of(self),
+                                   py::make_tuple(model.linear(), model.quadratic()));
+           })
       .def(py::init<double, double>(), py::arg("linear") = CostModel::kDefaultLinear,
            py::arg("quadratic") = CostModel::kDefaultQuadratic)
       .def_property_readonly("linear", &CostModel::linear)
@@ -91,6 +97,11 @@ PYBIND11_MODULE(_index, m) {
       });
 
   py::class_<StateIndex>(m, "StateIndex")
+      // By itself pybind11 ends the process in the oldest protocols.
+      .def("__reduce_ex__",
+           [](const StateIndex&, int) -> py::object {
+             throw py::type_error("a StateIndex cannot be pickled or copied");
+           })
       .def(py::init([](const std::string& policy, const CostModel& cost,
                        std::optional<Integer> slots, Integer ghosts) {
              return statecache::make_index(

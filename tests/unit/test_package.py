@@ -1,5 +1,6 @@
 """What the installed package promises to whoever loads it."""
 
+import pickle
 import re
 import subprocess
 import sys
@@ -31,6 +32,14 @@ assert index.evict(1) == [1]
 
 def test_index_needs_neither_torch_nor_engines() -> None:
     subprocess.run([sys.executable, "-c", WITHOUT_ENGINES], check=True)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_cost_model_can_be_copied_and_an_index_cannot(protocol: int) -> None:
+    cost = pickle.loads(pickle.dumps(statecache.CostModel(0.5, 0.25), protocol))
+    assert (cost.linear, cost.quadratic) == (0.5, 0.25)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(statecache.StateIndex(), protocol)
 
 
 def test_version_is_the_one_of_pyproject() -> None:
