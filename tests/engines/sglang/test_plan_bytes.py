@@ -38,6 +38,7 @@ def test_a_state_takes_what_sglang_takes(tmp_path, name, ranks, asked):
     (tmp_path / "config.json").write_text(json.dumps(keys))
     config = CLASSES[name](**keys.get("text_config", keys))
     sizes = {"tp_size": ranks, "attn_tp_size": ranks, "enable_cp_tp_group_sharing": False}
+    sizes |= {"moe_tp_size": ranks, "moe_ep_size": 1, "moe_dp_size": 1}
     with get_parallel().override(**sizes), envs.SGLANG_MAMBA_SSM_DTYPE.override(asked):
         params = config.mamba2_cache_params
         taken = params.mamba_cache_per_req
