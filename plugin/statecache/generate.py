@@ -14,7 +14,7 @@ from statecache.trace import BLOCK_TOKENS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["AgentWorkload", "agent_lines"]
+__all__ = ["AgentWorkload", "FreshBlocks", "agent_lines"]
 
 SYSTEM_PROMPTS_TOKENS = (6_656, 9_728, 14_336, 21_504)
 MAX_CONTEXT_TOKENS = 100_000
@@ -47,7 +47,7 @@ def agent_lines(workload: AgentWorkload) -> Iterator[bytes]:
     names the seed.
     """
     rng = random.Random(workload.seed)  # noqa: S311 - a workload, not a secret
-    ids = _BlockIds()
+    ids = FreshBlocks()
     prompts = [ids.fresh(tokens // BLOCK_TOKENS) for tokens in SYSTEM_PROMPTS_TOKENS]
     due: list[tuple[int, int, _Session]] = []
     for number in range(workload.sessions):
@@ -75,13 +75,14 @@ def _pick_prompt(rng: random.Random, prompts: list[list[int]]) -> list[int]:
     return prompts[-1]
 
 
-class _BlockIds:
+class FreshBlocks:
     """Hands out block ids that no one else has."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def fresh(self, blocks: int) -> list[int]:
+        """Return so many ids."""
         first = self._next
         self._next += blocks
         return list(range(first, self._next))
@@ -91,7 +92,7 @@ class _Session:
     """One agent session: its context in whole blocks, and the tokens beyond the last one."""
 
     def __init__(
-        self, rng: random.Random, ids: _BlockIds, system_prompt: list[int], mean_turns: int
+        self, rng: random.Random, ids: FreshBlocks, system_prompt: list[int], mean_turns: int
     ) -> None:
         self._rng = rng
         self._ids = ids

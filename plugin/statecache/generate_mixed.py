@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecache.errors import SettingsError
+from statecache.generate import FreshBlocks
 from statecache.trace import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def drawn_workload(seed: int) -> MixedWorkload:
 def mixed_lines(workload: MixedWorkload) -> Iterator[bytes]:
     """Yield the trace line by line; the same workload gives the same bytes everywhere."""
     rng = random.Random(workload.seed)  # noqa: S311 - a workload, not a secret
-    ids = _BlockIds()
+    ids = FreshBlocks()
     half = workload.requests // 2 if workload.phase else workload.requests
     number = 0
     for count, choice in ((half, workload.choice), (workload.requests - half, workload.phase)):
@@ -129,22 +130,10 @@ def _places(choice: str, sessions: int, count: int, rng: random.Random) -> Itera
         yield place
 
 
-class _BlockIds:
-    """Hands out block ids that no one else has."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def fresh(self, blocks: int) -> list[int]:
-        first = self._next
-        self._next += blocks
-        return list(range(first, self._next))
-
-
 class _Crowd:
     """Sessions at their turns."""
 
-    def __init__(self, workload: MixedWorkload, rng: random.Random, ids: _BlockIds) -> None:
+    def __init__(self, workload: MixedWorkload, rng: random.Random, ids: FreshBlocks) -> None:
         self._workload = workload
         self._rng = rng
         self._ids = ids

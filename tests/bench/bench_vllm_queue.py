@@ -1,6 +1,7 @@
 """What the block order costs vLLM's scheduler: lookup + allocate + free, at 20,000 blocks.
 
-usage: python tests/bench/bench_vllm_queue.py MODEL   (a folder of a hybrid model; no weights used)
+usage: python tests/bench/bench_vllm_queue.py MODEL [ROUNDS]
+MODEL is a folder of a hybrid model, of which no weights are used; 9 rounds if not said otherwise.
 
 Every order serves the same requests on vLLM's real cache manager, in rounds that take turns, in CPU
 time. Printed are the median of the rounds, the median of their ratios to vLLM's own queue under the
@@ -94,10 +95,10 @@ class Served:
         return done
 
 
-def compare(model, workload):
+def compare(model, workload, counted):
     served, asked = {order: Served(model, order) for order in ORDERS}, workload()
     rounds = {order: [] for order in ORDERS}
-    for _ in range(WARM + ROUNDS):
+    for _ in range(WARM + counted):
         gc.collect()
         gc.disable()
         for at in range(TURNS):
@@ -118,14 +119,14 @@ def compare(model, workload):
         print(
             f"{order:6} {each:8.1f} us a request, {statistics.median(ratios):.3f} of vLLM's"
             f" throughput ({ratios[0]:.3f}-{ratios[-1]:.3f}), noting states {noted:.1f} us,"
-            f" {sum(reused) / (TURNS * TURN * ROUNDS):.0f} tokens reused"
+            f" {sum(reused) / (TURNS * TURN * counted):.0f} tokens reused"
         )
 
 
-def main(model):
+def main(model, counted=ROUNDS):
     for workload in (Fresh, Sessions):
-        compare(model, workload)
+        compare(model, workload, int(counted))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])
