@@ -109,13 +109,15 @@ class Planner:
 
     def _new_queue(self) -> BlockQueue | None:
         """Return the queue of the order, None where vLLM's own does all that is asked for."""
+        if self._settings.block_order == "stock" and self.book is None:
+            return None
         self._cached = CachedBlocks(self._pool.blocks)
         if self._settings.block_order == "reuse":
             return ReuseQueue(self._cached, self._kv_endings[0] if self._kv_endings else b"")
         if self._settings.block_order == "gds":
             endings = [seams.key_of(b"", group) for group in self._states]
             return GdsQueue(self._cached, self._settings, self._block, endings)
-        return None if self.book is None else StockQueue(self._cached)
+        return StockQueue(self._cached)
 
     def _take_over(self, queue: BlockQueue) -> None:
         pool, manager = self._pool, self._manager
