@@ -45,10 +45,10 @@ class Pool:
             block.ref_cnt = 1
         return taken
 
-    def touch(self, block):
-        if block.ref_cnt == 0:
-            self.queue.remove(block)
-        block.ref_cnt += 1
+    def touch(self, *blocks):
+        self.queue.remove_n([block for block in blocks if block.ref_cnt == 0])
+        for block in blocks:
+            block.ref_cnt += 1
 
     def free(self, blocks):
         released = []

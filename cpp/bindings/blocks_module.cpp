@@ -163,23 +163,6 @@ void collect(PyHeapTypeObject* heap_type) {
   };
 }
 
-// Called for each block of a hit: without an argument parser.
-PyObject* remove(PyObject* self, PyObject* block) {
-  try {
-    if (!py::detail::is_holder_constructed(self)) throw py::value_error("a queue not made yet");
-    auto& queue = py::cast<Queue&>(py::handle(self));
-    queue.order().remove(queue.pool.number(block));
-    return Py_NewRef(Py_None);
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
-}
-
-PyMethodDef kRemove = {"remove", remove, METH_O, nullptr};
-
 py::object iterator_over(const py::list& blocks) {
   return py::reinterpret_steal<py::object>(PyObject_GetIter(blocks.ptr()));
 }
@@ -201,8 +184,6 @@ PYBIND11_MODULE(_blocks, m) {
   });
 
   py::class_<Queue> queue(m, "BlockQueue", py::custom_type_setup(collect));
-  queue.attr("remove") = py::reinterpret_steal<py::object>(
-      PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(queue.ptr()), &kRemove));
   queue
       .def_property_readonly("num_free_blocks",
                              [](Queue& self) { return self.order().free_blocks(); })
@@ -239,6 +220,19 @@ PYBIND11_MODULE(_blocks, m) {
             self.order().prepend(self.pool.numbers(Items(blocks)));
           },
           py::arg("blocks"))
+      .def(
+          "remove_n",
+          [](Queue& self, const py::object& blocks) {
+            self.order().remove(self.pool.numbers(Items(blocks)));
+          },
+          py::arg("blocks"))
+      .def(
+          "remove",
+          [](Queue& self, const py::object& block) {
+            const Block number = self.pool.number(block.ptr());
+            self.order().remove({&number, 1});
+          },
+          py::arg("block"))
       .def(
           "unhashed",
           [](Queue& self, const py::object& block) {

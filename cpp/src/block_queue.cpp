@@ -129,11 +129,14 @@ void BlockQueue::require_new(std::span<const Block> blocks) {
   throw std::logic_error(named(blocks[good]) + " is free already");
 }
 
-void BlockQueue::remove(Block block) {
-  require_free(block);
-  hit(block);
-  lists_.erase(block);
-  --free_;
+void BlockQueue::remove(std::span<const Block> blocks) {
+  for (const Block block : blocks) require_free(block);
+  for (const Block block : blocks) {
+    if (!is_free(block)) continue;
+    hit(block);
+    lists_.erase(block);
+    --free_;
+  }
 }
 
 void BlockQueue::unhashed(Block block) {

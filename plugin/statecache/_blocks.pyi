@@ -74,7 +74,10 @@ class BlockQueue:
     def prepend_n(self, blocks: Iterable[Any]) -> None:
         """Take back blocks without a key: they go first, the first one before the others."""
 
-    def remove(self, block: Any, /) -> None:
+    def remove_n(self, blocks: Iterable[Any]) -> None:
+        """Free blocks were hit and are in use again. One that is named twice leaves once."""
+
+    def remove(self, block: Any) -> None:
         """A free block was hit and is in use again."""
 
     def unhashed(self, block: Any) -> None:

@@ -21,7 +21,8 @@ __all__ = ["Seam", "SeamError", "check", "methods", "probe", "replaced"]
 class Seam:
     """One thing of an engine that is used, and what must hold for it.
 
-    `public`, of a class that is replaced: all it may have that others could call.
+    `public`, of a class that is replaced: all it may have that others could call. `code`, of a
+    function that is replaced: all the names that its code may use.
     """
 
     module: str
@@ -29,6 +30,7 @@ class Seam:
     parameters: tuple[str, ...] = ()
     base: str | None = None
     public: tuple[str, ...] | None = None
+    code: tuple[str, ...] | None = None
 
     def state(self) -> str:
         """Return "ok", "missing", or "moved" with what is different.
@@ -52,6 +54,11 @@ class Seam:
             more = {name for name in vars(found) if not name.startswith("_")} - {*self.public}
             if more:
                 return f"moved (has {', '.join(sorted(more))}, too)"
+        if self.code is not None:
+            code = getattr(found, "__code__", None)
+            more = {*code.co_names} - {*self.code} if code else {"what cannot be read"}
+            if more:
+                return f"moved (uses {', '.join(sorted(more))}, too)"
         if self.parameters:
             names = tuple(inspect.signature(found).parameters)
             if names != self.parameters:

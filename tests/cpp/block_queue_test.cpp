@@ -122,10 +122,18 @@ TEST(BlockQueueTest, ErrorsChangeNothing) {
   EXPECT_THROW(pool.append({1, 2, 1}), std::logic_error);
   EXPECT_THROW(pool.queue.prepend(Blocks{1, 4}), std::out_of_range);
   EXPECT_THROW(pool.queue.prepend(Blocks{1, 0}), std::logic_error);
-  EXPECT_THROW(pool.queue.remove(1), std::logic_error);
-  EXPECT_THROW(pool.queue.remove(4), std::out_of_range);
+  EXPECT_THROW(pool.queue.remove(Blocks{1}), std::logic_error);
+  EXPECT_THROW(pool.queue.remove(Blocks{4}), std::out_of_range);
+  EXPECT_THROW(pool.queue.remove(Blocks{3, 0, 1}), std::logic_error);
   EXPECT_THROW(pool.queue.in_order(1), std::logic_error);
   unchanged();
+  EXPECT_EQ(pool.queue.free_blocks(), 2U);
+}
+
+TEST(BlockQueueTest, BlocksOfOneHitLeaveTogetherOneNamedTwiceOnce) {
+  Pool<StockQueue> pool(4);
+  pool.queue.remove(Blocks{2, 0, 2});
+  EXPECT_EQ(pool.queue.in_order(), (Blocks{1, 3}));
   EXPECT_EQ(pool.queue.free_blocks(), 2U);
 }
 
@@ -148,8 +156,8 @@ TEST(ReuseQueueTest, TheBlockFreedLastStaysAndTheOthersBecomeCopies) {
   for (const Block block : {0U, 1U, 2U}) pool.cache.set(block, "1kv");
   pool.append({2, 0, 1});
   EXPECT_EQ(pool.queue.in_order(), (Blocks{2, 0, 1}));
-  pool.queue.remove(0);
-  pool.queue.remove(1);
+  pool.queue.remove(Blocks{0});
+  pool.queue.remove(Blocks{1});
   pool.append({1});  // block 0 is in use
   EXPECT_EQ(pool.queue.in_order(), (Blocks{2, 1}));
   pool.append({0});
@@ -296,7 +304,7 @@ TEST(GdsQueueTest, AStateThatIsPartlyInUseIsNoVictimUntilNothingElseIsLeft) {
   pool.cache.set(2, "1kv");
   gds.committed(10, "1", 100);
   pool.append({0, 1, 2});
-  pool.queue.remove(1);
+  pool.queue.remove(Blocks{1});
   EXPECT_FALSE(gds.index.peek());
   EXPECT_EQ(pool.take(1), Blocks{2});
   EXPECT_TRUE(gds.index.contains(10));
@@ -396,7 +404,7 @@ void random_traffic(Pool<Queue>& pool, Committed committed, unsigned seed) {
         break;
       case 4:
         if (!used[block] && !pool.cache.key(block).empty()) {
-          pool.queue.remove(block);
+          pool.queue.remove(Blocks{block});
           used[block] = true;
         }
         break;

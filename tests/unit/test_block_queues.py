@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from block_pool import Pool
+from block_pool import Block, Pool
 from statecache import StateIndex
 from statecache._blocks import GdsQueue, ReuseQueue, StockQueue
 
@@ -170,6 +170,24 @@ def test_no_more_blocks_than_there_are(make):
         pool.queue.popleft()
     with pytest.raises(RuntimeError, match="block 0 is not in the free queue"):
         pool.queue.remove(pool.blocks[0])
+
+
+@pytest.mark.parametrize("make", [reuse, stock, gds])
+def test_the_blocks_of_a_hit_leave_together_or_not_at_all(make):
+    """Of 4 blocks 0 is in use: with it in the hit none leaves; 1 and 2 do, 1 named twice."""
+    pool = make(4)
+    pool.allocate(1)
+    first, *others = pool.blocks
+    with pytest.raises(RuntimeError, match="block 0 is not in the free queue"):
+        pool.queue.remove_n([*others, first])
+    with pytest.raises(ValueError, match="another pool"):
+        pool.queue.remove_n([others[0], Block(1)])
+    assert pool.queue.num_free_blocks == 3
+    pool.queue.remove_n(block for block in (others[0], others[1], others[0]))
+    assert pool.queue.get_all_free_blocks() == [others[2]]
+    pool.queue.remove_n([])
+    pool.queue.remove(others[2])
+    assert pool.queue.num_free_blocks == 0
 
 
 @pytest.mark.parametrize("make", [reuse, stock, gds])

@@ -97,8 +97,8 @@ class BlockQueue {
   void append(std::span<const Block> blocks);
   // Takes back blocks that hold nothing: they go first, the first one before the others.
   void prepend(std::span<const Block> blocks);
-  // A free block was hit and is in use again.
-  void remove(Block block);
+  // Free blocks were hit and are in use again. One that is named twice leaves once.
+  void remove(std::span<const Block> blocks);
   // `block` holds nothing any more, by the engine's own hand. May be in use.
   void unhashed(Block block);
   // No block holds anything any more.

@@ -127,7 +127,7 @@ class Planner:
         if self.book is not None:
             queue.lost = self.guard.wrap(self._lost, self._end_book)
         pool.free_block_queue = GuardedQueue(queue, self.guard, self._hand_over)
-        pool.touch = guarded_touch(pool.touch, self.guard, self._hand_over)
+        pool.touch = guarded_touch(pool, queue, self.guard, self._hand_over)
         pool.reset_prefix_cache = self._reset(pool.reset_prefix_cache)
         pool.evict_blocks = self._evict_blocks(pool.evict_blocks)
         if isinstance(queue, ReuseQueue) or self.book is not None:

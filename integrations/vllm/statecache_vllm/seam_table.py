@@ -55,12 +55,24 @@ SEAMS: tuple[Seam, ...] = (
         POOL,
         "BlockPool",
         {
-            "touch": "blocks",
             "get_new_blocks": "num_blocks",
             "free_blocks": "ordered_blocks",
             "evict_blocks": "block_ids",
             "reset_prefix_cache": "",
         },
+    ),
+    Seam(
+        POOL,
+        "BlockPool.touch",
+        ("self", "blocks"),
+        code=(
+            "ref_cnt",
+            "is_null",
+            "free_block_queue",
+            "remove",
+            "metrics_collector",
+            "on_block_accessed",
+        ),
     ),
     *replaced(
         POOL,
@@ -89,7 +101,10 @@ SEAMS: tuple[Seam, ...] = (
             "iter_blocks_after": "cursor",
         },
     ),
-    *(Seam(HASHES, f"KVCacheBlock.{name}") for name in ("block_id", "block_hash")),
+    *(
+        Seam(HASHES, f"KVCacheBlock.{name}")
+        for name in ("block_id", "block_hash", "ref_cnt", "is_null")
+    ),
     *methods(MANAGER, "KVCacheManager", {"get_computed_blocks": "request", "free": "request"}),
     Seam(MANAGER, "KVCacheManager.allocate_slots"),
     *methods(

@@ -57,7 +57,7 @@ def drive(run, caplog):
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("name", ["popleft_n", "remove", "append_n", "prepend_n", "unhashed"])
+@pytest.mark.parametrize("name", ["popleft_n", "remove_n", "append_n", "prepend_n", "unhashed"])
 @pytest.mark.parametrize("order", QUEUES)
 def test_a_queue_that_fails_is_replaced_by_vllms_own(
     monkeypatch, caplog, model, order, name, after

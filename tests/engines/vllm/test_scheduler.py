@@ -390,3 +390,26 @@ def test_a_request_that_waits_is_a_lookup_of_the_order_once(monkeypatch, model):
     one.finish()
     assert lookups.count(names[1]) > 2
     assert len(heard["looked_up"]) == 2
+
+
+@pytest.mark.parametrize("order", ["reuse", "gds"])
+def test_a_hit_is_counted_as_vllms_own_touch_counts_it(model, order):
+    """Uses of each block, what is free, and what vLLM's collector of metrics hears."""
+
+    class Collector:
+        def __init__(self):
+            self.accessed = []
+
+        def on_block_accessed(self, block):
+            self.accessed.append(block.block_id)
+
+    pool = Run(model, blocks=40, plugin={"block_order": order}).pool
+    pool.metrics_collector = collector = Collector()
+    free = pool.get_num_free_blocks()
+    one, two, null = pool.blocks[5], pool.blocks[6], pool.null_block
+    nulls = null.ref_cnt
+    pool.touch([null, one, null, two])
+    pool.touch((two,))
+    assert (one.ref_cnt, two.ref_cnt, null.ref_cnt) == (1, 2, nulls + 2)
+    assert pool.get_num_free_blocks() == free - 2
+    assert collector.accessed == [null.block_id, 5, null.block_id, 6, 6]

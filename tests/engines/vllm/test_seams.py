@@ -51,6 +51,18 @@ def test_every_seam_of_the_installed_version_is_in_place():
             Seam("vllm.v1.core.block_pool", "BlockHashToBlockMap", public=("insert", "pop")),
             "moved (has contain, get_one_block, too)",
         ),
+        (
+            Seam(
+                "vllm.v1.core.block_pool",
+                "BlockPool.touch",
+                code=("ref_cnt", "is_null", "free_block_queue", "remove"),
+            ),
+            "moved (uses metrics_collector, on_block_accessed, too)",
+        ),
+        (
+            Seam("builtins", "dict.get", code=()),
+            "moved (uses what cannot be read, too)",
+        ),
     ],
 )
 def test_a_seam_that_changed_stops_with_one_line(monkeypatch, model, seam, state):
