@@ -99,7 +99,7 @@ def _before_resolution(server_args: Any, *_args: Any, **_kwargs: Any) -> None:
         from statecache_sglang.refusals import refuse
 
         refuse(server_args, settings)
-        if settings.int8:
+        if settings.in_force.int8:
             seams.ask_for_int8(server_args, settings.int8_slots)
 
 

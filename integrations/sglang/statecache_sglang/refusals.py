@@ -41,7 +41,7 @@ REFUSED: dict[str, tuple[_Test, str]] = {
 
 def refuse_host_copies(settings: Settings) -> None:
     """Stop with one line if states are to be copied to the host out of the int8 pool."""
-    if settings.int8:
+    if settings.in_force.int8:
         raise SystemExit(
             "statecache: --enable-hierarchical-cache is not supported with --statecache-int8"
         )
