@@ -2,7 +2,8 @@
 
 Advice must never take a server down: an unexpected error is counted, the first one is logged, and
 the part that failed hands back to vLLM's own behaviour. Two parts can fail on their own: the
-checkpoint book (nothing is restored any more) and the block order (vLLM's own queue comes back).
+checkpoint book (nothing is restored any more) and the block order (vLLM's own queue comes back, and
+with a map of cached blocks that failed vLLM's own map).
 A state that a request was promised is never advice: what fails there fails the step.
 """
 
@@ -14,7 +15,14 @@ from typing import Any, TypeVar
 
 from statecache_vllm import seams
 
-__all__ = ["Guard", "GuardedQueue", "guarded_touch", "vllms_own_queue"]
+__all__ = [
+    "Guard",
+    "GuardedCache",
+    "GuardedQueue",
+    "guarded_touch",
+    "vllms_own_map",
+    "vllms_own_queue",
+]
 
 _log = logging.getLogger("statecache.vllm")
 _T = TypeVar("_T")
@@ -38,6 +46,20 @@ class Guard:
             except Exception:
                 self.count("an unexpected error", traceback=True)
             return instead(*args)
+
+        return guarded
+
+    def wrap_one(
+        self, call: Callable[[Any], _T], instead: Callable[[Any], _T]
+    ) -> Callable[[Any], _T]:
+        """As `wrap`, of a call with one argument: at half its cost, for what is asked most."""
+
+        def guarded(argument: Any) -> _T:
+            try:
+                return call(argument)
+            except Exception:
+                self.count("an unexpected error", traceback=True)
+            return instead(argument)
 
         return guarded
 
@@ -79,6 +101,32 @@ class GuardedQueue:
         return int(self._queue.num_free_blocks)
 
 
+class GuardedCache:
+    """The map of cached blocks as the pool sees it, with all that vLLM 0.32 calls of it.
+
+    `hand_over()` puts vLLM's own map in its place, where what failed is done again.
+    """
+
+    def __init__(self, cached: Any, guard: Guard, hand_over: Callable[[], Any]) -> None:
+        def again_in_vllms(name: str) -> Callable[..., Any]:
+            return lambda *args: getattr(hand_over(), name)(*args)
+
+        def guarded(name: str) -> Callable[..., Any]:
+            return guard.wrap(getattr(cached, name), again_in_vllms(name))
+
+        self.get_one_block: Callable[[bytes], Any] = guard.wrap_one(
+            cached.get_one_block, again_in_vllms("get_one_block")
+        )
+        self.contain: Callable[[bytes, int], bool] = guarded("contain")
+        self.insert: Callable[[bytes, Any], None] = guarded("insert")
+        self.pop: Callable[[bytes, int], Any] = guarded("pop")
+        self._length = guard.wrap(cached.__len__, again_in_vllms("__len__"))
+
+    def __len__(self) -> int:
+        """Return how many keys are cached."""
+        return self._length()
+
+
 def guarded_touch(
     touch: Callable[[Sequence[Any]], None], guard: Guard, hand_over: Callable[[], Any]
 ) -> Callable[[Sequence[Any]], None]:
@@ -97,6 +145,17 @@ def guarded_touch(
         touch(blocks[failed:])
 
     return guard.wrap(touch, go_on)
+
+
+def vllms_own_map(pool: Any) -> Any:
+    """Give `pool` vLLM's own map, filled by what the blocks themselves say, and return it."""
+    own = pool.cached_block_hash_to_block = seams.vllms_map()
+    for block in pool.blocks:
+        if block.block_hash is not None:
+            own.insert(block.block_hash, block)
+        for key in sorted(pool.cached_block_hashes_by_block.get(block.block_id, ())):
+            own.insert(key, block)
+    return own
 
 
 def vllms_own_queue(pool: Any) -> Any:

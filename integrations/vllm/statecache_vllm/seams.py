@@ -33,6 +33,7 @@ __all__ = [
     "share_log",
     "state_tensors",
     "stats_bases",
+    "vllms_map",
     "worker_base",
     "worker_class",
 ]
@@ -172,6 +173,26 @@ def put_cache(pool: Any, cached: Any) -> None:
     if len(pool.cached_block_hash_to_block):
         raise SystemExit("statecache: the block pool is in use already")
     pool.cached_block_hash_to_block = cached
+
+
+@functools.cache
+def _rebuilt_map() -> Any:
+    base: Any = load(at.POOL).BlockHashToBlockMap
+
+    class RebuiltMap(base):  # type: ignore[misc]
+        """vLLM's map, in which a block that is put in twice is there once."""
+
+        def insert(self, key: bytes, block: Any) -> None:
+            """Insert, unless the block is cached under the key."""
+            if not self.contain(key, block.block_id):
+                super().insert(key, block)
+
+    return RebuiltMap
+
+
+def vllms_map() -> Any:
+    """Return a new map of cached blocks of vLLM's own, to be filled in the middle of a call."""
+    return _rebuilt_map()()
 
 
 @functools.cache
