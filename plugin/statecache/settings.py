@@ -9,13 +9,16 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache import CostModel
+# The native index is imported where it is used: without it a server must still start.
 from statecache.errors import SettingsError, on_one_line
-from statecache.reference import POLICIES
+from statecache.reference import POLICIES, ReferenceCost
+
+if TYPE_CHECKING:
+    from statecache import CostModel
 
 __all__ = [
     "BLOCK_ORDERS",
@@ -147,7 +150,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     kv_cache_plugin: str | None = None
     policy: str = "gds"
-    cost: tuple[float, float] = (CostModel().linear, CostModel().quadratic)
+    cost: tuple[float, float] = (ReferenceCost().linear, ReferenceCost().quadratic)
     int8: bool = False
     int8_slots: int | None = None
     strict: bool = False
@@ -226,6 +229,8 @@ class Settings(msgspec.Struct, frozen=True):
 
     def cost_model(self) -> CostModel:
         """Return the cost model these settings ask for."""
+        from statecache import CostModel
+
         return CostModel(*self.cost)
 
 
@@ -335,6 +340,8 @@ def _check_record(given: _Given) -> None:
 
 def parse_cost(flag: str, text: str) -> CostModel:
     """Return the cost model that `text`, "LINEAR,QUADRATIC", describes. `flag` is for the error."""
+    from statecache import CostModel
+
     linear, _, quadratic = text.partition(",")
     try:
         coefficients = float(linear), float(quadratic)

@@ -52,6 +52,7 @@ def _everything(settings: Settings) -> Sequence[seams.Patch]:
     from statecache_sglang.invariants import check_state_pools
     from statecache_sglang.pool_seams import CheckerPatch
     from statecache_sglang.python_core import IndexedMambaComponent, IndexedPythonCore
+    from statecache_sglang.refusals import refuse_storage
     from statecache_sglang.rust_core import IndexedRustCore
     from statecache_sglang.shortage import admit_all_or_none, load_back_or_wait
 
@@ -65,6 +66,7 @@ def _everything(settings: Settings) -> Sequence[seams.Patch]:
         seams.admission_patch(admit_all_or_none),
         host_seams.load_back_patch(load_back_or_wait),
         CheckerPatch(check_state_pools),
+        host_seams.storage_patch(refuse_storage),
     ]
     if settings.int8:
         from statecache_sglang import int8

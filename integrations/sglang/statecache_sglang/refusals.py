@@ -47,6 +47,18 @@ def refuse_host_copies(settings: Settings) -> None:
         )
 
 
+def refuse_storage(
+    original: Callable[..., tuple[bool, str]], cache: Any, *args: Any, **kwargs: Any
+) -> tuple[bool, str]:
+    """Around `UnifiedRadixCache.attach_storage_backend`, by which a running server gets one.
+
+    The request is answered with the reason, and the server goes on as it is.
+    """
+    if getattr(cache.tree_core, "advisor", None) is None:
+        return original(cache, *args, **kwargs)
+    return False, "statecache: a storage backend is not supported with --kv-cache-plugin statecache"
+
+
 def refuse(server_args: Any, settings: Settings) -> None:
     """Stop with one line if `server_args` asks for something that is not supported."""
     if settings.record is not None and multiprocessing.parent_process() is None:

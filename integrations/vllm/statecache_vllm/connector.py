@@ -79,6 +79,8 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Take the place of the free queue, and see lookups and allocations."""
         super().bind_kv_cache_manager(kv_cache_manager)
+        if self.settings.dry_run:
+            seams.end_requests_as_without_a_connector(kv_cache_manager)
         self._planner.bind(kv_cache_manager)
 
     def on_new_request(self, request: Any) -> None:

@@ -124,7 +124,7 @@ class GuardedCache:
 
     def __len__(self) -> int:
         """Return how many keys are cached."""
-        return self._length()
+        return int(self._length())
 
 
 def guarded_touch(

@@ -17,6 +17,7 @@ from statecache_vllm import names as at
 __all__ = [
     "connect",
     "connector_bases",
+    "end_requests_as_without_a_connector",
     "engine_version",
     "fresh_blocks",
     "groups_of",
@@ -168,6 +169,15 @@ def transfer_group() -> Any:
 # Blocks and keys.
 
 
+def end_requests_as_without_a_connector(manager: Any) -> None:
+    """Have the blocks of a request that ended be freed in one go, in vLLM's own order.
+
+    With any connector `Scheduler._connector_finished` of vLLM 0.32 frees some of them first,
+    through this method, which nothing else calls.
+    """
+    manager.remove_skipped_blocks = lambda *_args, **_kwargs: None
+
+
 def put_cache(pool: Any, cached: Any) -> None:
     """Have `pool` keep in `cached` what its blocks hold; `SystemExit` if they hold anything yet."""
     if len(pool.cached_block_hash_to_block):
@@ -298,9 +308,10 @@ def patch_split(around: Callable[..., int]) -> None:
     It is called for every scheduler there will be, those of engines without the plugin, too.
     """
     owner: Any = load(at.SCHEDULER).Scheduler
-    original = owner._mamba_block_aligned_split  # noqa: SLF001
-    if getattr(original, "__wrapped__", None) is not None:
+    if hasattr(owner, "_statecache"):
         return
+    owner._statecache = True  # noqa: SLF001
+    original = owner._mamba_block_aligned_split  # noqa: SLF001
 
     @functools.wraps(original)
     def split(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> int:
