@@ -1,4 +1,4 @@
-# make test | make test-quick | make demo | make bench | make clean
+# make test | make test-quick | make demo | make bench | make soak | make clean
 # Everything is made under .venv and build; nothing else on the machine changes, except that
 # missing system packages are installed with apt-get where that is possible.
 
@@ -16,7 +16,7 @@ export PATH := $(abspath $(RUN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: all test test-quick lint test-cpp test-py test-engines engines tally install system bench demo clean
+.PHONY: all test test-quick lint test-cpp test-py test-engines engines tally install system bench soak demo clean
 all: test
 
 test: lint test-cpp test-py test-engines tally
@@ -83,6 +83,14 @@ test-engines: engines
 	printf '%s\n' sglang vllm | xargs -P 2 -I '{}' sh -c '$(ENGINES)/bin/python -m pytest \
 	  tests/engines/{} --junit-xml=$(REPORTS)/{}.xml >$(REPORTS)/{}.log 2>&1; ended=$$?; \
 	  cat $(REPORTS)/{}.log; exit $$ended'
+
+# A million requests through the cache layers of both engines, each in several ways, one engine a
+# core; at most so many seconds an engine. `make test` has a form of it that takes some seconds.
+SOAK_REQUESTS := 1000000
+SOAK_SECONDS := 7200
+soak: engines
+	printf '%s\n' sglang vllm | xargs -P 2 -I '{}' env PYTHONPATH=tests:tests/engines/{}/standins \
+	  $(ENGINES)/bin/python -W ignore tests/engines/{}/test_soak.py --requests $(SOAK_REQUESTS) --seconds $(SOAK_SECONDS)
 
 engines: $(VENV)/.ready
 	tests/engines/install.sh $(ENGINES)

@@ -8,6 +8,7 @@ import urllib.request
 from http.client import HTTPException
 
 from statecache.errors import SettingsError, on_one_line
+from statecache.metrics import DRY_RUN
 
 __all__ = ["checked_url", "look_at_server"]
 
@@ -46,6 +47,8 @@ def _verdict(address: str, text: str) -> tuple[str, str]:
         return "problem", f"{address} has no statecache_active: the plugin is not there: {what}"
     labels, _ = found[0]
     named = ", ".join(f"{name} {labels[name]}" for name in ("engine", "policy") if name in labels)
+    if labels.get("policy") == DRY_RUN:
+        return "ok", f"{address}: a dry run: the engine decides (engine {labels.get('engine')})"
     if any(float(value) != 1 for _, value in found):
         return "problem", f"{address}: the plugin is loaded but the engine decides ({named})"
     return "ok", f"{address}: the plugin is active ({named})"

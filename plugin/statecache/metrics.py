@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "BUCKETS",
+    "DRY_RUN",
     "METRICS",
     "PREFIX",
     "Changes",
@@ -33,6 +34,7 @@ __all__ = [
 _log = logging.getLogger("statecache.metrics")
 
 PREFIX = "statecache_"
+DRY_RUN = "dry_run"  # in the place of a policy, where nothing of the plugin is in place
 _INTERVAL_SECONDS = 1.0
 COMMON_LABELS = ("engine", "model_name", "rank")
 BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
@@ -83,6 +85,19 @@ METRICS = (
     ),
     Metric(_WALK, "histogram", "Time of one eviction pass"),
     Metric("anomalies", "counter", "Things that must not happen; the engine went on by itself"),
+    Metric("dry_run_requests", "counter", "Requests that the dry run replayed"),
+    Metric("dry_run_rejected_requests", "counter", "Requests that do not fit its KV pool"),
+    Metric("dry_run_prompt_tokens", "counter", "Tokens of the replayed ones, in whole blocks"),
+    Metric(
+        "dry_run_hit_tokens", "counter", "Tokens the policy would reuse; engine: reused", "policy"
+    ),
+    Metric(
+        "dry_run_missed_by_state_tokens",
+        "counter",
+        "Tokens whose KV would be there and their state would not",
+        "policy",
+    ),
+    Metric("dry_run_evictions", "counter", "States the policy would drop for room", "policy"),
 )
 _BY_NAME = {metric.name: metric for metric in METRICS}
 

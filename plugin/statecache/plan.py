@@ -6,7 +6,7 @@ KV residency does not depend on states, so one plan serves every policy and slot
 from __future__ import annotations
 
 from bisect import bisect_right
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import compress
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADMISSIONS",
+    "KvPool",
     "KvTimeline",
     "Plan",
     "PrefixTree",
@@ -85,7 +86,7 @@ def kv_timeline(tree: PrefixTree, kv_tokens: int | None) -> KvTimeline:
         return KvTimeline(tree.known, [()] * len(tree.paths))
     if kv_tokens < BLOCK_TOKENS:
         raise SettingsError(f"kv-tokens is {kv_tokens}: give at least one block of {BLOCK_TOKENS}")
-    pool = _KvPool(tree.parents, kv_tokens // BLOCK_TOKENS)
+    pool = KvPool(tree.parents, kv_tokens // BLOCK_TOKENS)
     resident: list[int] = []
     dropped: list[Sequence[int]] = []
     for now, path in enumerate(tree.paths):
@@ -98,8 +99,10 @@ def kv_timeline(tree: PrefixTree, kv_tokens: int | None) -> KvTimeline:
     return KvTimeline(resident, dropped)
 
 
-class _KvPool:
+class KvPool:
     """A bounded set of resident nodes, closed under parents; leaves go least recently used first.
+
+    `parents` may grow, and the number of a node that is not resident may get another parent.
 
     `_leaves` is a heap of (stamp, node) with one entry for each time a node became a leaf; a leaf
     that a later request stamped, as one that got a child was, no longer has the stamp of its entry,
@@ -115,13 +118,21 @@ class _KvPool:
         self._children = [0] * len(parents)  # resident ones
         self._leaves: list[tuple[int, int]] = []
 
+    @property
+    def used_blocks(self) -> int:
+        """How many nodes are resident."""
+        return self._used_blocks
+
     def resident_prefix(self, path: list[int]) -> int:
+        """Return how many blocks of `path` are resident from its start on."""
         for blocks, node in enumerate(path):
             if self._stamps[node] < 0:
                 return blocks
         return len(path)
 
     def admit(self, now: int, path: list[int], resident: int) -> list[int]:
+        """Make all of `path` resident for request `now`; return the nodes dropped for it."""
+        self._grow()
         for node in path[:resident]:
             self._stamps[node] = now
         self._used_blocks += len(path) - resident
@@ -134,6 +145,17 @@ class _KvPool:
         if self._children[path[-1]] == 0:
             heappush(self._leaves, (now, path[-1]))
         return dropped
+
+    def _grow(self) -> None:
+        """Know the nodes that are new; drop entries out of date when they are most of the heap."""
+        more = len(self._parents) - len(self._stamps)
+        if more > 0:
+            self._stamps += [-1] * more
+            self._children += [0] * more
+        if len(self._leaves) > 2 * self.capacity_blocks + 1024:
+            now = [entry for entry in self._leaves if self._stamps[entry[1]] == entry[0]]
+            self._leaves = now
+            heapify(now)
 
     def _drop_leaf(self, now: int) -> int:
         while True:

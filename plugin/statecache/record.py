@@ -15,7 +15,7 @@ import stat
 import threading
 import time
 from array import array
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from hashlib import blake2b
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -35,6 +35,7 @@ _MOST_WAITING = 100_000  # events the thread has not seen yet, requests that hav
 _MOST_TOKENS = 64 * _MIB  # of ended requests that the thread has not seen yet
 
 Span: TypeAlias = tuple[int, int, str]
+Observer: TypeAlias = Callable[[list[tuple[list[int], int]]], object]
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -49,6 +50,7 @@ class Ended(msgspec.Struct, frozen=True):
     space: tuple[str | None, ...] = ()
     spans: tuple[Span, ...] = ()
     session: str | None = None
+    cached_tokens: int = 0  # what the engine reused of it
 
 
 class BlockIds:
@@ -171,6 +173,7 @@ class _Line(msgspec.Struct):
     arrived: float
     ended: float = 0
     data: bytes | None = None
+    seen: tuple[list[int], int] | None = None  # ids, and the tokens that the engine reused
 
 
 _Event: TypeAlias = tuple[Hashable, float, Ended | None]
@@ -178,6 +181,9 @@ _Event: TypeAlias = tuple[Hashable, float, Ended | None]
 
 class TraceRecorder:
     """Records the requests of one scheduler to `path`, one line for each that ended.
+
+    `observe` is called with the ids and the reused tokens of each of them, in the order of the
+    lines and in the recorder's thread; without a `path` only that happens.
 
     Lines are in the order of arrival: one that ended waits for those that arrived before it, for
     `patience` seconds at most. They reach the file within a second: both engines kill their
@@ -187,16 +193,18 @@ class TraceRecorder:
 
     def __init__(
         self,
-        path: str,
+        path: str | None,
         most_mib: int,
         log: logging.Logger,
         *,
         patience: float = 60,
         interval: float = 0.5,
         ids: BlockIds | None = None,
+        observe: Observer | None = None,
     ) -> None:
-        self._path = on_one_line(path)
-        self._file = _BoundedFile(path, most_mib * _MIB)
+        self._what = "the dry run" if path is None else f"the recording to {on_one_line(path)}"
+        self._file = None if path is None else _BoundedFile(path, most_mib * _MIB)
+        self._observe = observe
         self._most_mib = most_mib
         self._log = log
         self._patience, self._interval = patience, interval
@@ -213,7 +221,8 @@ class TraceRecorder:
         self._thread.start()
         # At the end of any process, also of one that multiprocessing started.
         self._at_exit = Finalize(None, self.close, exitpriority=10)
-        log.info("statecache: recording requests to %s, %d MiB at most", self._path, most_mib)
+        if path is not None:
+            log.info("statecache: recording requests to %s, %d MiB at most", path, most_mib)
 
     @property
     def recording(self) -> bool:
@@ -235,7 +244,7 @@ class TraceRecorder:
         """End the recording because of something that must not happen."""
         if self._recording:
             self._recording = False
-            self._log.error("statecache: %s; the recording to %s ends here", why, self._path)
+            self._log.error("statecache: %s; %s ends here", why, self._what)
             self._events.put(None)
 
     def close(self) -> None:
@@ -258,22 +267,27 @@ class TraceRecorder:
     def _run(self) -> None:
         try:
             self._record()
-            self._log.info("statecache: recorded %d requests to %s", self._written, self._path)
-        except _FullError:
-            what = "statecache: the recording to %s has reached %d MiB and ends here"
-            self._log.warning(what, self._path, self._most_mib)
-        except OSError as error:
-            what = "statecache: the recording to %s ends here (%s)"
-            self._log.error(what, self._path, error.strerror)
+            self._log.info("statecache: %s ends after %d requests", self._what, self._written)
+        except (_FullError, OSError) as error:
+            self._file_failed(error)
         except (AttributeError, OverflowError, TypeError, ValueError) as error:
-            what = "statecache: a request is not as expected (%s); the recording to %s ends here"
-            self._log.error(what, error, self._path)
+            what = "statecache: a request is not as expected (%s); %s ends here"
+            self._log.error(what, error, self._what)
         finally:
             self._recording = False
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
             self._running.clear()
             self._order.clear()
             self._events = queue.SimpleQueue()  # nobody reads what came in the meantime
+
+    def _file_failed(self, error: Exception) -> None:
+        if isinstance(error, _FullError):
+            what = "statecache: %s has reached %d MiB and ends here"
+            self._log.warning(what, self._what, self._most_mib)
+        else:
+            why = getattr(error, "strerror", error)
+            self._log.error("statecache: %s ends here (%s)", self._what, why)
 
     def _record(self) -> None:
         due = time.monotonic() + self._interval
@@ -301,15 +315,17 @@ class TraceRecorder:
         self._seen_tokens += len(request.tokens)
         ended = self._running.pop(name, None)
         if ended is not None:
-            ended.ended, ended.data = now, self._line(ended.arrived, request)
+            ids = self._ids.of(request)
+            ended.ended, ended.data = now, self._line(ended.arrived, request, ids)
+            ended.seen = ids, request.cached_tokens
             self._fresh_bytes += len(ended.data)
 
-    def _line(self, arrived: float, request: Ended) -> bytes:
+    def _line(self, arrived: float, request: Ended, ids: list[int]) -> bytes:
         line: dict[str, object] = {
             "timestamp": int((arrived - self._start) * 1000),
             "input_length": len(request.tokens),
             "output_length": request.output_length,
-            "hash_ids": self._ids.of(request),
+            "hash_ids": ids,
         }
         if request.session is not None:
             line["session_id"] = self._ids.of_session(request.session)
@@ -321,14 +337,28 @@ class TraceRecorder:
         impatient = final or any(
             line.data is not None and line.ended < latest for line in self._order
         )
-        lines: list[bytes] = []
+        ready: list[_Line] = []
         waiting: list[_Line] = []
         for line in self._order:
             if line.data is not None and (impatient or not waiting):
-                lines.append(line.data)
+                ready.append(line)
             else:
                 waiting.append(line)
         self._order = waiting
-        lines = [line for line in lines if line]
-        if lines:
-            self._written += self._file.append(lines)
+        if self._observe is not None:
+            self._observe([line.seen for line in ready if line.seen is not None])
+        lines = [line.data for line in ready if line.data]
+        if lines and self._file is not None:
+            self._append(self._file, lines)
+        elif self._file is None:
+            self._written += len(lines)
+
+    def _append(self, file: _BoundedFile, lines: list[bytes]) -> None:
+        try:
+            self._written += file.append(lines)
+        except (_FullError, OSError) as error:
+            if self._observe is None:
+                raise
+            self._file_failed(error)  # the observer goes on
+            file.close()
+            self._file, self._what = None, "the dry run"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -12,11 +12,21 @@ from statecache.clairvoyant import Foresight
 from statecache.errors import SettingsError
 
 if TYPE_CHECKING:
-    from statecache.plan import Plan
+    from collections.abc import Callable, Iterable
 
-__all__ = ["POLICIES", "ReplayRow", "directly_below", "play", "replay", "serve"]
+    from statecache.plan import Plan, Step
+
+__all__ = ["POLICIES", "Player", "ReplayRow", "directly_below", "play", "replay", "serve"]
 
 POLICIES = ("gds", "lru", "learned", "clairvoyant")
+
+
+class _ByCandidate(Protocol):
+    def __getitem__(self, candidate: int, /) -> int: ...
+
+
+class _Flags(_ByCandidate, Protocol):
+    def __setitem__(self, candidate: int, flag: int, /) -> None: ...
 
 
 class ReplayRow(msgspec.Struct, frozen=True):
@@ -80,49 +90,82 @@ def play(
 
     An index that `learns` is told of each request's path.
     """
-    depths, last = plan.depths, plan.last
-    resident = bytearray(len(depths))
-    evicted = 0
-    hits = []
-    for step in plan.steps:
-        hit = next(filter(resident.__getitem__, step.resumable), -1)
-        if learns:
+    resident, last = bytearray(len(plan.depths)), plan.last
+
+    def below(candidate: int) -> list[int]:
+        return directly_below(candidate, last, resident) if last[candidate] > candidate else []
+
+    player = Player(index, slots, plan.depths, resident, below, learns=learns)
+    return [player.serve(step) for step in plan.steps], player.evicted_states
+
+
+class Player:
+    """Serves one step after the other with `slots` states at most, as `index` decides.
+
+    `depths` and `resident` (whether a state is set there) are looked up by candidate; `below` says
+    which resident states are directly below one.
+    """
+
+    def __init__(
+        self,
+        index: StateIndex | ReferenceIndex,
+        slots: int,
+        depths: _ByCandidate,
+        resident: _Flags,
+        below: Callable[[int], Iterable[int]],
+        *,
+        learns: bool = False,
+    ) -> None:
+        self.evicted_states = 0
+        self._index = index
+        self._slots = slots
+        self._depths = depths
+        self._resident = resident
+        self._below = below
+        self._learns = learns
+
+    def serve(self, step: Step) -> int:
+        """Return the tokens that the step hits."""
+        index, depths, resident = self._index, self._depths, self._resident
+        hit = next((c for c in step.resumable if resident[c]), None)
+        if self._learns:
             path_depths = [depths[c] for c in step.path]
             index.request(step.path, path_depths, len(step.resumable), step.admitted)
-        on_path = []  # states of this path that one set now may hang under, deepest last
-        if hit >= 0:
+        hit_tokens = 0
+        if hit is not None:
             index.touch(hit)
             index.pin(hit)
-            on_path.append(hit)
-        hits.append(depths[hit] if hit >= 0 else 0)
+            hit_tokens = depths[hit]
         if step.dropped:
             index.drop(step.dropped)
             for c in step.dropped:
                 resident[c] = 0
-        for c in step.admitted[bisect_right(step.admitted, hit) :]:
+        self._set_states(step, hit, hit_tokens)
+        if hit is not None:
+            index.unpin(hit)
+        return hit_tokens
+
+    def _set_states(self, step: Step, hit: int | None, hit_tokens: int) -> None:
+        index, depths, resident = self._index, self._depths, self._resident
+        on_path = [] if hit is None else [hit]  # states of this path, deepest last
+        beyond = bisect_right(step.admitted, hit_tokens, key=depths.__getitem__)
+        for c in step.admitted[beyond:]:
+            is_end = c == step.admitted[-1]
             if resident[c]:
-                index.touch(c, end=c == step.admitted[-1])
+                index.touch(c, end=is_end)
                 continue
-            if len(index) >= slots:
+            if len(index) >= self._slots:
                 victims = index.evict(1)
                 if not victims:
                     continue
                 resident[victims[0]] = 0
-                evicted += 1
+                self.evicted_states += 1
             while on_path and not resident[on_path[-1]]:
                 on_path.pop()
-            index.insert(
-                c,
-                depths[c],
-                on_path[-1] if on_path else None,
-                directly_below(c, last, resident) if last[c] > c else (),
-                end=c == step.admitted[-1],
-            )
+            parent = on_path[-1] if on_path else None
+            index.insert(c, depths[c], parent, self._below(c), end=is_end)
             resident[c] = 1
             on_path.append(c)
-        if hit >= 0:
-            index.unpin(hit)
-    return hits, evicted
 
 
 def directly_below(candidate: int, last: list[int], resident: bytearray) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from statecache.settings import flag_of
 
-__all__ = ["Seam", "SeamError", "check", "methods", "probe", "replaced"]
+__all__ = ["Seam", "SeamError", "check", "check_native", "methods", "probe", "replaced"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +96,17 @@ def check(
         if strict:
             raise SeamError(f"{what} and {flag_of('strict')} is on")
         log.warning("statecache: %s; every seam is in place, going on", what)
+
+
+def check_native(*modules: str) -> None:
+    """Raise `SeamError` unless these parts of the plugin's extension load."""
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise SeamError(
+                f"{name} does not load: reinstall statecache with pip in this Python ({error})"
+            ) from error
 
 
 def methods(module: str, owner: str, parameters: dict[str, str]) -> tuple[Seam, ...]:

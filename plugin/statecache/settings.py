@@ -9,13 +9,16 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache import CostModel
+# The native index is imported where it is used: without it a server must still start.
 from statecache.errors import SettingsError, on_one_line
-from statecache.reference import POLICIES
+from statecache.reference import POLICIES, ReferenceCost
+
+if TYPE_CHECKING:
+    from statecache import CostModel
 
 __all__ = [
     "BLOCK_ORDERS",
@@ -54,6 +57,7 @@ class _Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     checkpoint_interval: int | None = None
     record: str | None = None
     record_mib: int | None = None
+    dry_run: bool | None = None
 
 
 FIELDS = _Given.__struct_fields__
@@ -65,6 +69,16 @@ _ONLY_FOR = {
     "checkpoint_slots": "vllm",
     "checkpoint_interval": "vllm",
 }
+
+# What changes an engine.
+_NOT_IN_A_DRY_RUN = (
+    "int8",
+    "int8_slots",
+    "block_order",
+    "checkpoints",
+    "checkpoint_slots",
+    "checkpoint_interval",
+)
 
 _FLAGS: dict[str, dict[str, Any]] = {
     "kv_cache_plugin": {
@@ -124,6 +138,10 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "type": int,
         "help": "most MiB of that file; the recording ends there (default: 256)",
     },
+    "dry_run": {
+        "action": "store_true",
+        "help": "leave the engine as it is, and show in its metrics what each policy would reuse",
+    },
 }
 
 
@@ -132,7 +150,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     kv_cache_plugin: str | None = None
     policy: str = "gds"
-    cost: tuple[float, float] = (CostModel().linear, CostModel().quadratic)
+    cost: tuple[float, float] = (ReferenceCost().linear, ReferenceCost().quadratic)
     int8: bool = False
     int8_slots: int | None = None
     strict: bool = False
@@ -142,12 +160,27 @@ class Settings(msgspec.Struct, frozen=True):
     checkpoint_interval: int | None = None
     record: str | None = None
     record_mib: int = 256
+    dry_run: bool = False
     given: tuple[str, ...] = ()
 
     @property
     def enabled(self) -> bool:
         """Whether this plugin was switched on."""
         return self.kv_cache_plugin is not None
+
+    @property
+    def in_force(self) -> Settings:
+        """What of these settings changes the engine: under a dry run nothing."""
+        if not self.dry_run:
+            return self
+        nothing = Settings(block_order="stock")
+        off = {name: getattr(nothing, name) for name in _NOT_IN_A_DRY_RUN}
+        return msgspec.structs.replace(self, **off)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Flags that were given and that the dry run does not put in place."""
+        return tuple(flag_of(name) for name in self.given if name in _NOT_IN_A_DRY_RUN)
 
     @property
     def checkpoint_mode(self) -> str | None:
@@ -196,6 +229,8 @@ class Settings(msgspec.Struct, frozen=True):
 
     def cost_model(self) -> CostModel:
         """Return the cost model these settings ask for."""
+        from statecache import CostModel
+
         return CostModel(*self.cost)
 
 
@@ -305,6 +340,8 @@ def _check_record(given: _Given) -> None:
 
 def parse_cost(flag: str, text: str) -> CostModel:
     """Return the cost model that `text`, "LINEAR,QUADRATIC", describes. `flag` is for the error."""
+    from statecache import CostModel
+
     linear, _, quadratic = text.partition(",")
     try:
         coefficients = float(linear), float(quadratic)

@@ -46,6 +46,7 @@ def test_flags_are_named_as_documented():
         "--statecache-checkpoint-interval",
         "--statecache-record",
         "--statecache-record-mib",
+        "--statecache-dry-run",
     ]
 
 
@@ -54,7 +55,7 @@ def test_every_flag_reaches_its_setting():
     words += " --statecache-int8 --statecache-int8-slots 7 --statecache-strict"
     words += " --statecache-block-order stock --statecache-checkpoints int8"
     words += " --statecache-checkpoint-interval 512"
-    words += " --statecache-record traffic.gz --statecache-record-mib 5"
+    words += " --statecache-record traffic.gz --statecache-record-mib 5 --statecache-dry-run"
     settings = Settings.from_given(parse(*words.split()), {})
     assert settings == Settings(
         kv_cache_plugin="statecache",
@@ -68,6 +69,7 @@ def test_every_flag_reaches_its_setting():
         checkpoint_interval=512,
         record="traffic.gz",
         record_mib=5,
+        dry_run=True,
         given=tuple(name for name in FIELDS if name != "checkpoint_slots"),
     )
 
@@ -183,3 +185,20 @@ def test_what_is_refused(given, message):
 def test_a_bad_environment_names_its_variable(environment, message):
     with pytest.raises(SettingsError, match=re.escape(message)):
         Settings.from_environment(environment)
+
+
+def test_under_a_dry_run_nothing_that_changes_an_engine_is_in_force():
+    given = {**ON, "policy": "lru", "int8": True, "int8_slots": 7, "checkpoint_interval": 512}
+    settings = Settings.from_given(given, {})
+    assert settings.in_force == settings
+    dry = Settings.from_given({**given, "dry_run": True, "record": "file"}, {})
+    in_force = dry.in_force
+    assert (in_force.checkpoint_mode, in_force.pool_slots) == (None, None)
+    assert (in_force.block_order, in_force.checkpoint_interval) == ("stock", None)
+    assert (in_force.record, in_force.dry_run) == ("file", True)
+    assert (dry.pool_slots, dry.checkpoint_mode) == (7, "int8")
+    assert dry.left_out == (
+        "--statecache-int8",
+        "--statecache-int8-slots",
+        "--statecache-checkpoint-interval",
+    )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _CONFIG = "STATECACHE_CONFIG"
 _SCHEDULER = "sglang.srt.managers.scheduler"
 
+_hooked = False  # SGLang would add the flags twice
 _installed: Installed | None = None
 # What was last written to the variable, and what the user had in it before.
 _written: tuple[str, str] = ("", "")
@@ -35,7 +36,10 @@ def register() -> None:
     Adds the flags. Where the settings are already in the environment and this process may run a
     scheduler, installs: SGLang only logs what a plugin raises, so a failure is a `SystemExit`.
     """
-    seams.hook_server_args(_add_cli_args, _from_cli_args, _before_resolution)
+    global _hooked
+    if not _hooked:
+        seams.hook_server_args(_add_cli_args, _from_cli_args, _before_resolution)
+        _hooked = True
     seams.hook_engine_arguments(_engine_arguments)
     if os.environ.get(_CONFIG) and _SCHEDULER in sys.modules:
         switch({})
@@ -71,7 +75,7 @@ def switch(given: dict[str, Any]) -> Settings:
                 _installed.remove()
                 _installed = None
             _installed = install(settings)
-    except (SettingsError, SeamError) as error:
+    except (SettingsError, SeamError, ImportError) as error:
         raise SystemExit(f"statecache: {error}") from None
     return settings
 
@@ -99,7 +103,7 @@ def _before_resolution(server_args: Any, *_args: Any, **_kwargs: Any) -> None:
         from statecache_sglang.refusals import refuse
 
         refuse(server_args, settings)
-        if settings.int8:
+        if settings.in_force.int8:
             seams.ask_for_int8(server_args, settings.int8_slots)
 
 

@@ -8,7 +8,13 @@ from typing import Any
 from statecache_sglang import names as at
 from statecache_sglang.seams import AroundPatch, Patch, full_type, load, mamba_type
 
-__all__ = ["backup_request", "load_back_patch", "match_ending_at", "wants_backup"]
+__all__ = [
+    "backup_request",
+    "load_back_patch",
+    "match_ending_at",
+    "storage_patch",
+    "wants_backup",
+]
 
 
 def wants_backup(core: Any, node_id: int) -> bool:
@@ -42,3 +48,8 @@ def match_ending_at(core: Any, node_id: int, req: Any) -> tuple[Any, Any]:
 def load_back_patch(around: Callable[..., Any]) -> Patch:
     """Return a patch that puts `around` around `UnifiedRadixCache.init_load_back`."""
     return AroundPatch(load(at.CACHE).UnifiedRadixCache, "init_load_back", around)
+
+
+def storage_patch(around: Callable[..., Any]) -> Patch:
+    """Return a patch that puts `around` around `UnifiedRadixCache.attach_storage_backend`."""
+    return AroundPatch(load(at.CACHE).UnifiedRadixCache, "attach_storage_backend", around)

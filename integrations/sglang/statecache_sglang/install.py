@@ -28,11 +28,31 @@ class Installed:
 
 
 def install(settings: Settings) -> Installed:
-    """Probe every seam, then install. Raises `SeamError` with nothing installed."""
+    """Probe every seam, then install. Raises `SeamError` with nothing installed.
+
+    A dry run installs what sees requests come and go, and nothing else.
+    """
     check_seams(settings)
+    patches = recording.patches(settings) if settings.dry_run else _everything(settings)
+    with ExitStack() as undo:
+        for patch in patches:
+            patch.install()
+            undo.callback(patch.remove)
+        undo.pop_all()
+    _log.info(
+        "statecache: policy %s, cost %r,%r, SGLang %s",
+        "none (dry run)" if settings.dry_run else settings.policy,
+        *settings.cost,
+        seams.engine_version(),
+    )
+    return Installed(settings, patches)
+
+
+def _everything(settings: Settings) -> Sequence[seams.Patch]:
     from statecache_sglang.invariants import check_state_pools
     from statecache_sglang.pool_seams import CheckerPatch
     from statecache_sglang.python_core import IndexedMambaComponent, IndexedPythonCore
+    from statecache_sglang.refusals import refuse_storage
     from statecache_sglang.rust_core import IndexedRustCore
     from statecache_sglang.shortage import admit_all_or_none, load_back_or_wait
 
@@ -46,30 +66,21 @@ def install(settings: Settings) -> Installed:
         seams.admission_patch(admit_all_or_none),
         host_seams.load_back_patch(load_back_or_wait),
         CheckerPatch(check_state_pools),
+        host_seams.storage_patch(refuse_storage),
     ]
     if settings.int8:
         from statecache_sglang import int8
 
         patches += int8.patches(settings)
-    patches += recording.patches(settings)
-    with ExitStack() as undo:
-        for patch in patches:
-            patch.install()
-            undo.callback(patch.remove)
-        undo.pop_all()
-    _log.info(
-        "statecache: policy %s, cost %r,%r, SGLang %s",
-        settings.policy,
-        *settings.cost,
-        seams.engine_version(),
-    )
-    return Installed(settings, patches)
+    return [*patches, *recording.patches(settings)]
 
 
 def check_seams(settings: Settings) -> None:
     """Raise `SeamError` unless every seam is as it was in the tested versions."""
     version = seams.engine_version()
-    used = seam_table.SEAMS if settings.record is None else seam_table.SEAMS + record_seams.SEAMS
+    used = seam_table.SEAMS
+    if settings.record is not None or settings.dry_run:
+        used += record_seams.SEAMS
     seam.check("SGLang", version, used, seam_table.TESTED, strict=settings.strict, log=_log)
 
 

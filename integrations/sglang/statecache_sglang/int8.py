@@ -6,6 +6,7 @@ import logging
 from importlib import import_module
 from typing import Any
 
+from statecache.errors import on_one_line
 from statecache.settings import Settings, flag_of
 from statecache_sglang import pool_seams
 from statecache_sglang.seams import Patch
@@ -39,7 +40,7 @@ class CheckpointSlots:
         self._device = pool_seams.device_of(pool)
         self._pool = _library().CheckpointPool(self._active, slots, reserve_slot_zero=True)
         self.num_slots = slots
-        self.refused = self.stored = self.restored = 0
+        self.refused = self.stored = self.restored = self.failed = 0
         self._refused: set[int] = set()
 
     def alloc(self, n: int = 1) -> Tensor | None:
@@ -69,11 +70,23 @@ class CheckpointSlots:
         return int(self._pool.bytes_per_state)
 
     def store_from_active(self, _pool: Any, active_slots: Tensor, slots: Tensor) -> None:
-        """Quantise active states into slots; ask `was_refused` afterwards."""
-        report = self._pool.store(self._active, active_slots, slots.tolist())
-        self.stored += len(slots)
-        self._refused = set(report.refused())
-        self.refused += len(self._refused)
+        """Quantise active states into slots; ask `was_refused` afterwards.
+
+        A store that fails keeps nothing, as one that is refused does: the states are not cached.
+        """
+        taken = slots.tolist()
+        try:
+            report = self._pool.store(self._active, active_slots, taken)
+            self._refused = set(report.refused())
+        except Exception:
+            self.failed += 1
+            if self.failed == 1:
+                _log.exception("statecache: a state could not be stored; it is not cached")
+            self._refused = set(taken)
+            self._pool.free(taken)
+        else:
+            self.stored += len(taken)
+            self.refused += len(self._refused)
 
     def was_refused(self, slots: Tensor) -> bool:
         """Whether the last store kept nothing in these slots (NaN or Inf) and freed them."""
@@ -91,7 +104,14 @@ def patches(settings: Settings) -> tuple[Patch, ...]:
     asked = settings.int8_slots
 
     def make(pool: Any) -> CheckpointSlots:
-        made = CheckpointSlots(pool, slots_beside(pool) if asked is None else asked)
+        slots = slots_beside(pool) if asked is None else asked
+        try:
+            made = CheckpointSlots(pool, slots)
+        except (MemoryError, RuntimeError, _library().PoolDoesNotFitError) as error:
+            raise SystemExit(
+                f"statecache: no memory for an int8 checkpoint pool of {slots} states:"
+                f" {on_one_line(str(error))}"
+            ) from None
         _log.info(
             "statecache: int8 checkpoint pool of %d states, %d bytes",
             made.num_slots,

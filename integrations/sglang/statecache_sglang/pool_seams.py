@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from statecache.metrics import Exporter, PrometheusClasses
 from statecache_sglang import names as at
-from statecache_sglang.seams import load
+from statecache_sglang.seams import AroundPatch, load
 
 __all__ = [
     "BudgetPatch",
@@ -123,29 +122,6 @@ def device_of(pool: Any) -> Any:
     return pool.mamba_pool.mamba_cache.temporal.device
 
 
-class _Swap:
-    """One attribute of SGLang replaced, and put back."""
-
-    def __init__(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
-        self._owner, self._name = owner, name
-        self._original = getattr(owner, name)
-        self._replacement = replacement
-
-    def install(self) -> None:
-        """Replace it."""
-        original, replacement = self._original, self._replacement
-
-        @functools.wraps(original)
-        def around(*args: Any, **kwargs: Any) -> Any:
-            return replacement(original, *args, **kwargs)
-
-        setattr(self._owner, self._name, around)
-
-    def remove(self) -> None:
-        """Put it back."""
-        setattr(self._owner, self._name, self._original)
-
-
 class PoolPatch:
     """Has `make(pool)` build the checkpoint pool in place of SGLang's own."""
 
@@ -158,8 +134,8 @@ class PoolPatch:
             pool.mamba_ckpt_pool = make(pool)
 
         self._swaps = (
-            _Swap(load(at.CHECKPOINTS), "maybe_init_int8_mamba_checkpoint_pool", no_own_pool),
-            _Swap(load(at.POOL).HybridReqToTokenPool, "_init_mamba_pool", init),
+            AroundPatch(load(at.CHECKPOINTS), "maybe_init_int8_mamba_checkpoint_pool", no_own_pool),
+            AroundPatch(load(at.POOL).HybridReqToTokenPool, "_init_mamba_pool", init),
         )
 
     def install(self) -> None:
@@ -173,7 +149,7 @@ class PoolPatch:
             swap.remove()
 
 
-class EvictionPatch(_Swap):
+class EvictionPatch(AroundPatch):
     """Keeps a shortage of active slots from destroying checkpoints, which free no active slot.
 
     `UnifiedRadixCache.evict_for_alloc` of SGLang 0.5.23 compares the shortage with the active
@@ -189,7 +165,7 @@ class EvictionPatch(_Swap):
         super().__init__(load(at.CACHE).UnifiedRadixCache, "evict_for_alloc", evict_for_alloc)
 
 
-class BudgetPatch(_Swap):
+class BudgetPatch(AroundPatch):
     """Takes the pool off the memory SGLang divides between states and KV, in GiB."""
 
     def __init__(self, take_off: Callable[[Any, float], float]) -> None:
@@ -200,7 +176,7 @@ class BudgetPatch(_Swap):
         super().__init__(owner, "_handle_max_mamba_cache", handle)
 
 
-class CheckerPatch(_Swap):
+class CheckerPatch(AroundPatch):
     """Puts `around(original, checker, stats)` where SGLang checks the state pools.
 
     The scheduler does so whenever it is idle (`SchedulerInvariantChecker._check_all_pools`), and

@@ -8,9 +8,9 @@ from typing import Any
 from statecache.record import Ended
 from statecache.seam import Seam, methods
 from statecache_sglang import names as at
-from statecache_sglang.seams import AroundPatch, Patch, load
+from statecache_sglang.seams import AroundPatch, Patch, is_hybrid_pool, load
 
-__all__ = ["SEAMS", "ended", "has_tokens", "is_first_rank", "patches"]
+__all__ = ["SEAMS", "ended", "has_tokens", "is_first_rank", "patches", "state_pool"]
 
 SEAMS: tuple[Seam, ...] = (
     *methods(
@@ -49,24 +49,35 @@ def ended(req: Any, tokens: Any) -> Ended:
     """
     session = req.session.session_id if req.session is not None else req.session_id
     return Ended(
-        tokens, len(req.output_ids_through_stop), (req.extra_key, req.cache_salt), (), session
+        tokens,
+        len(req.output_ids_through_stop),
+        (req.extra_key, req.cache_salt),
+        (),
+        session,
+        req.cached_tokens,
     )
 
 
+def state_pool(scheduler: Any) -> tuple[Any, int] | None:
+    """Return the pool of recurrent states and the tokens of KV; None where there are no states."""
+    pool = scheduler.req_to_token_pool
+    return (pool, int(scheduler.max_total_num_tokens)) if is_hybrid_pool(pool) else None
+
+
 def patches(
-    begin: Callable[[], None],
+    begin: Callable[[Any], None],
     arrived: Callable[[Any], None],
     gone: Callable[[Any], None],
 ) -> tuple[Patch, ...]:
-    """Return what calls `begin` for a scheduler that is there, and the others for its requests.
+    """Return what calls `begin` with a scheduler that is there, and the others for its requests.
 
     `arrived` is called again for a request that was retracted, `gone` more than once for one that
     ended.
     """
 
-    def init(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        original(*args, **kwargs)
-        begin()
+    def init(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        original(scheduler, *args, **kwargs)
+        begin(scheduler)
 
     def queued(
         original: Callable[..., Any], scheduler: Any, req: Any, *args: Any, **kwargs: Any

@@ -6,9 +6,11 @@ import logging
 from typing import Any
 
 from statecache.errors import SettingsError
-from statecache.record import TraceRecorder
+from statecache.metrics import DRY_RUN, Reporter
+from statecache.record import Observer, TraceRecorder
 from statecache.settings import Settings
-from statecache_sglang import record_seams
+from statecache.shadow import begin
+from statecache_sglang import pool_seams, record_seams
 from statecache_sglang.seams import Patch
 
 __all__ = ["Recording", "patches"]
@@ -20,8 +22,8 @@ _log = logging.getLogger("statecache.sglang")
 class Recording:
     """Begins when the scheduler of the first rank is there; sees its requests come and go."""
 
-    def __init__(self, path: str, most_mib: int) -> None:
-        self._path, self._most_mib = path, most_mib
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._recorder: TraceRecorder | None = None
         self._tokens: dict[int, tuple[Any, Any]] = {}  # by id: the request, and what it came with
 
@@ -29,14 +31,44 @@ class Recording:
         """Return what lets it hear of requests."""
         return record_seams.patches(self.begin, self.arrived, self.gone)
 
-    def begin(self) -> None:
+    def begin(self, scheduler: Any) -> None:
         """Open the file; stop a server whose file cannot be made."""
         if not record_seams.is_first_rank():
             return
+        settings = self._settings
+        observe = self._shadow(scheduler) if settings.dry_run else None
+        if settings.record is None and observe is None:
+            return
         try:
-            self._recorder = TraceRecorder(self._path, self._most_mib, _log)
+            self._recorder = TraceRecorder(
+                settings.record, settings.record_mib, _log, observe=observe
+            )
         except SettingsError as error:
             raise SystemExit(f"statecache: {error}") from None
+
+    def _shadow(self, scheduler: Any) -> Observer | None:
+        """Return what replays the requests beside the engine and shows the numbers."""
+        found = record_seams.state_pool(scheduler)
+        if found is None:
+            _log.warning("statecache: this model caches no recurrent states; no dry run")
+            return None
+        pool, kv_tokens = found
+        slots = self._settings.pool_slots or int(pool.mamba_pool.size)
+        if self._settings.int8 and self._settings.int8_slots is None:
+            from statecache_sglang.int8 import slots_beside
+
+            slots = slots_beside(pool)
+        export = pool_seams.exporter()  # here: this thread has SGLang's context
+
+        def sample() -> dict[str, float]:
+            return {f"active|{DRY_RUN}": 0.0, **shadow.sample()}
+
+        reporter = Reporter(sample, lambda: export)
+        shadow, observe = begin(
+            slots, kv_tokens, self._settings, _log, lambda: reporter.report(now=True)
+        )
+        reporter.report()
+        return observe
 
     def arrived(self, req: Any) -> None:
         """A request was queued, or once more after it was retracted."""
@@ -71,7 +103,7 @@ class Recording:
 
 
 def patches(settings: Settings) -> tuple[Patch, ...]:
-    """Return what records the requests, if the settings ask for it."""
-    if settings.record is None:
+    """Return what records the requests or replays them, if the settings ask for it."""
+    if settings.record is None and not settings.dry_run:
         return ()
-    return Recording(settings.record, settings.record_mib).patches()
+    return Recording(settings).patches()

@@ -41,10 +41,22 @@ REFUSED: dict[str, tuple[_Test, str]] = {
 
 def refuse_host_copies(settings: Settings) -> None:
     """Stop with one line if states are to be copied to the host out of the int8 pool."""
-    if settings.int8:
+    if settings.in_force.int8:
         raise SystemExit(
             "statecache: --enable-hierarchical-cache is not supported with --statecache-int8"
         )
+
+
+def refuse_storage(
+    original: Callable[..., tuple[bool, str]], cache: Any, *args: Any, **kwargs: Any
+) -> tuple[bool, str]:
+    """Around `UnifiedRadixCache.attach_storage_backend`, by which a running server gets one.
+
+    The request is answered with the reason, and the server goes on as it is.
+    """
+    if getattr(cache.tree_core, "advisor", None) is None:
+        return original(cache, *args, **kwargs)
+    return False, "statecache: a storage backend is not supported with --kv-cache-plugin statecache"
 
 
 def refuse(server_args: Any, settings: Settings) -> None:

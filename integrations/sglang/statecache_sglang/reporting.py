@@ -51,6 +51,7 @@ def sample(cache: Any) -> dict[str, float]:
         found["slots_free|checkpoint"] = int(checkpoints.available_size())
         stored, restored = (getattr(checkpoints, name, 0) for name in ("stored", "restored"))
         size = getattr(checkpoints, "bytes_per_state", 0)
+        found["anomalies"] += getattr(checkpoints, "failed", 0)
         found["checkpoint_stores|int8"] = stored
         found["checkpoint_restores|int8"] = restored
         found["checkpoint_stored_bytes|int8"] = stored * size

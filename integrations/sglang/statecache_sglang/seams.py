@@ -224,8 +224,9 @@ def hook_engine_arguments(around: Callable[..., Any]) -> None:
     `Engine.__init__` of SGLang 0.5.23 loads the plugins, then builds `server_args_class(**kwargs)`.
     """
     module: Any = sys.modules.get(at.ENGINE)
-    if module is None or hasattr(module.Engine.server_args_class, "__wrapped__"):
+    if module is None or hasattr(module.Engine, "_statecache"):
         return
+    module.Engine._statecache = True  # noqa: SLF001
     original = module.Engine.server_args_class
 
     @functools.wraps(original, updated=())
@@ -290,13 +291,17 @@ class Patch(Protocol):
 
 
 class AroundPatch:
-    """Puts a wrapper around a method of SGLang, and takes it off again."""
+    """Puts a wrapper around a method of SGLang, and takes it off again.
+
+    What another plugin put around the wrapper stays; inside it nothing of ours is done any more.
+    """
 
     def __init__(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         self._owner = owner
         self._name = name
         self._original = getattr(owner, name)
         self._around = around
+        self._wrapper: Callable[..., Any] | None = None
 
     def install(self) -> None:
         """Put it on."""
@@ -304,13 +309,18 @@ class AroundPatch:
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if self._wrapper is not wrapper:
+                return original(*args, **kwargs)
             return around(original, *args, **kwargs)
 
+        self._wrapper = wrapper
         setattr(self._owner, self._name, wrapper)
 
     def remove(self) -> None:
         """Take it off."""
-        setattr(self._owner, self._name, self._original)
+        wrapper, self._wrapper = self._wrapper, None
+        if getattr(self._owner, self._name) is wrapper:
+            setattr(self._owner, self._name, self._original)
 
 
 def admission_patch(around: Callable[..., Any]) -> Patch:

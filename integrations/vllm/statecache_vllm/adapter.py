@@ -54,7 +54,7 @@ def _configure(original: Callable[[], Any], engine_args: Any, flags: dict[str, A
         from statecache_vllm.install import configure
 
         return configure(settings, engine_args, original)
-    except (SettingsError, SeamError) as error:
+    except (SettingsError, SeamError, ImportError) as error:
         raise SystemExit(f"statecache: {error}") from None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from statecache.settings import Settings, flag_of
 from statecache_vllm import seams
 
-__all__ = ["bytes_per_state", "describe", "pool_slots", "set_aside"]
+__all__ = ["bytes_per_state", "describe", "dry_run_sizes", "pool_slots", "set_aside"]
 
 _log = logging.getLogger("statecache.vllm")
 
@@ -82,6 +82,21 @@ def pool_slots(settings: Settings, vllm_config: Any, kv_cache_config: Any) -> in
         ", on top of the number of blocks given by hand" if by_hand else "",
     )
     return slots
+
+
+def dry_run_sizes(settings: Settings, kv_cache_config: Any) -> tuple[int, int]:
+    """Return the slots of the pool these settings ask for, and the tokens of KV beside it.
+
+    Without a pool in the settings, exact copies in a tenth of the memory.
+    """
+    groups = kv_cache_config.kv_cache_groups
+    one = bytes_per_state(settings.checkpoint_mode or "native", kv_cache_config)
+    block = max(g.kv_cache_spec.page_size_bytes * len(g.layer_names) for g in groups)
+    total = int(kv_cache_config.num_blocks) * block
+    slots = settings.pool_slots or max(total // _SHARE // one, 1)
+    kv = [g.kv_cache_spec.block_size for g in groups if not seams.is_mamba(g.kv_cache_spec)]
+    blocks = max(total - slots * one, block) // block
+    return slots, blocks * min(kv) // len(kv)
 
 
 def set_aside(settings: Settings, specs: Iterable[Any], available: int) -> int:

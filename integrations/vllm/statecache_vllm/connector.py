@@ -50,7 +50,8 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         seams.share_log()
         given = vllm_config.kv_transfer_config.kv_connector_extra_config["statecache"]
-        self.settings = Settings.from_given(given, {})
+        asked = Settings.from_given(given, {})
+        self.settings = asked.in_force
         self._planner: Any = None
         self._recording: recording.Recording | None = None
         self._store: Any = None
@@ -61,7 +62,7 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
 
             self._planner = Planner(self.settings, vllm_config, kv_cache_config)
             self.guard = self._planner.guard
-            self._recording = recording.begin(self.settings, self.guard)
+            self._recording = recording.begin(asked, self._planner, kv_cache_config)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -78,6 +79,8 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Take the place of the free queue, and see lookups and allocations."""
         super().bind_kv_cache_manager(kv_cache_manager)
+        if self.settings.dry_run:
+            seams.end_requests_as_without_a_connector(kv_cache_manager)
         self._planner.bind(kv_cache_manager)
 
     def on_new_request(self, request: Any) -> None:
@@ -96,6 +99,8 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """A request was admitted: what was found for it is now certain."""
         del num_external_tokens
+        if self._recording is not None:
+            self._recording.admitted(request)
         self._planner.admitted(request, blocks)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepCommands:

@@ -2,7 +2,8 @@
 
 Advice must never take a server down: an unexpected error is counted, the first one is logged, and
 the part that failed hands back to vLLM's own behaviour. Two parts can fail on their own: the
-checkpoint book (nothing is restored any more) and the block order (vLLM's own queue comes back).
+checkpoint book (nothing is restored any more) and the block order (vLLM's own queue comes back, and
+with a map of cached blocks that failed vLLM's own map).
 A state that a request was promised is never advice: what fails there fails the step.
 """
 
@@ -14,7 +15,14 @@ from typing import Any, TypeVar
 
 from statecache_vllm import seams
 
-__all__ = ["Guard", "GuardedQueue", "guarded_touch", "vllms_own_queue"]
+__all__ = [
+    "Guard",
+    "GuardedCache",
+    "GuardedQueue",
+    "guarded_touch",
+    "vllms_own_map",
+    "vllms_own_queue",
+]
 
 _log = logging.getLogger("statecache.vllm")
 _T = TypeVar("_T")
@@ -79,6 +87,31 @@ class GuardedQueue:
         return int(self._queue.num_free_blocks)
 
 
+class GuardedCache:
+    """The map of cached blocks as the pool sees it, with all that vLLM 0.32 calls of it.
+
+    `hand_over()` puts vLLM's own map in its place, where what failed is done again. A look-up is
+    guarded as a whole, by the planner: it asks for every block of a prompt.
+    """
+
+    def __init__(self, cached: Any, guard: Guard, hand_over: Callable[[], Any]) -> None:
+        def guarded(name: str) -> Callable[..., Any]:
+            def again(*args: Any) -> Any:
+                return getattr(hand_over(), name)(*args)
+
+            return guard.wrap(getattr(cached, name), again)
+
+        self.get_one_block: Callable[[bytes], Any] = cached.get_one_block
+        self.contain: Callable[[bytes, int], bool] = guarded("contain")
+        self.insert: Callable[[bytes, Any], None] = guarded("insert")
+        self.pop: Callable[[bytes, int], Any] = guarded("pop")
+        self._length = guarded("__len__")
+
+    def __len__(self) -> int:
+        """Return how many keys are cached."""
+        return int(self._length())
+
+
 def guarded_touch(pool: Any, queue: Any, guard: Guard, hand_over: Callable[[], Any]) -> Any:
     """Return what takes the place of `BlockPool.touch`: all blocks of a hit leave `queue` at once.
 
@@ -106,6 +139,17 @@ def guarded_touch(pool: Any, queue: Any, guard: Guard, hand_over: Callable[[], A
                 pool.metrics_collector.on_block_accessed(block)
 
     return touch
+
+
+def vllms_own_map(pool: Any) -> Any:
+    """Give `pool` vLLM's own map, filled by what the blocks themselves say, and return it."""
+    own = pool.cached_block_hash_to_block = seams.vllms_map()
+    for block in pool.blocks:
+        if block.block_hash is not None:
+            own.insert(block.block_hash, block)
+        for key in sorted(pool.cached_block_hashes_by_block.get(block.block_id, ())):
+            own.insert(key, block)
+    return own
 
 
 def vllms_own_queue(pool: Any) -> Any:

@@ -23,24 +23,26 @@ def configure(settings: Settings, engine_args: Any, create: Callable[[], Any]) -
     gets vLLM's own configuration.
     """
     seams.share_log()
+    seam.check_native("statecache._blocks")
     check_seams(settings)
     if settings.record is not None and multiprocessing.parent_process() is None:
         check_record_file(settings.record)  # in a child it may be that of this very server
-    refusals.refuse(engine_args, pool=settings.checkpoint_mode is not None)
+    in_force = settings.in_force
+    refusals.refuse(engine_args, pool=in_force.checkpoint_mode is not None)
     if engine_args.block_size is not None:
         # The block can only become a multiple of this one, in processes that start later.
-        check_interval(settings, engine_args.block_size)
+        check_interval(in_force, engine_args.block_size)
     given = {name: getattr(settings, name) for name in settings.given}
     if "cost" in given:
         given["cost"] = f"{settings.cost[0]!r},{settings.cost[1]!r}"
     worker_class = engine_args.worker_cls
     engine_args.kv_transfer_config = seams.connect(given)
-    if settings.checkpoint_mode is not None:
+    if in_force.checkpoint_mode is not None:
         engine_args.worker_cls = seams.worker_class()
     try:
         config = create()
     finally:
-        if settings.checkpoint_mode is not None:
+        if in_force.checkpoint_mode is not None:
             engine_args.worker_cls = worker_class
         engine_args.kv_transfer_config = None
     if not config.model_config.is_hybrid:
@@ -50,8 +52,8 @@ def configure(settings: Settings, engine_args: Any, create: Callable[[], Any]) -
     _check(config)
     _log.info(
         "statecache: block order %s, checkpoints %s, policy %s, vLLM %s",
-        settings.block_order,
-        settings.checkpoint_mode or "none",
+        in_force.block_order,
+        in_force.checkpoint_mode or "none",
         settings.policy,
         seams.engine_version(),
     )

@@ -13,7 +13,14 @@ from statecache_vllm.checkpoint_book import CheckpointBook
 from statecache_vllm.checkpoint_memory import pool_slots
 from statecache_vllm.chunks import end_chunks, settle_interval
 from statecache_vllm.gds_queue import GdsQueue
-from statecache_vllm.guard import Guard, GuardedQueue, guarded_touch, vllms_own_queue
+from statecache_vllm.guard import (
+    Guard,
+    GuardedCache,
+    GuardedQueue,
+    guarded_touch,
+    vllms_own_map,
+    vllms_own_queue,
+)
 from statecache_vllm.reporting import Report
 
 _log = logging.getLogger("statecache.vllm")
@@ -107,6 +114,13 @@ class Planner:
             vllms_own_queue(self._pool)
         return self._pool.free_block_queue
 
+    def _hand_over_map(self) -> Any:
+        """Give the pool vLLM's own map, and its own queue: ours reads ours. Return the map."""
+        self._hand_over()
+        if isinstance(self._pool.cached_block_hash_to_block, GuardedCache):
+            vllms_own_map(self._pool)
+        return self._pool.cached_block_hash_to_block
+
     def _new_queue(self) -> BlockQueue | None:
         """Return the queue of the order, None where vLLM's own does all that is asked for."""
         if self._settings.block_order == "stock" and self.book is None:
@@ -122,7 +136,7 @@ class Planner:
     def _take_over(self, queue: BlockQueue) -> None:
         pool, manager = self._pool, self._manager
         own = pool.free_block_queue
-        seams.put_cache(pool, self._cached)
+        seams.put_cache(pool, GuardedCache(self._cached, self.guard, self._hand_over_map))
         queue.append_n(own.popleft_n(own.num_free_blocks))
         if self.book is not None:
             queue.lost = self.guard.wrap(self._lost, self._end_book)
@@ -130,8 +144,7 @@ class Planner:
         pool.touch = guarded_touch(pool, queue, self.guard, self._hand_over)
         pool.reset_prefix_cache = self._reset(pool.reset_prefix_cache)
         pool.evict_blocks = self._evict_blocks(pool.evict_blocks)
-        if isinstance(queue, ReuseQueue) or self.book is not None:
-            manager.get_computed_blocks = self._lookup(manager.get_computed_blocks)
+        manager.get_computed_blocks = self._lookup(manager.get_computed_blocks)
         if isinstance(queue, ReuseQueue):
             manager.allocate_slots = self._allocate(manager.allocate_slots, queue)
 
@@ -142,7 +155,8 @@ class Planner:
 
         def refill(queue: BlockQueue) -> None:
             self._cached.clear()
-            seams.put_cache(self._pool, self._cached)
+            guarded = GuardedCache(self._cached, self.guard, self._hand_over_map)
+            seams.put_cache(self._pool, guarded)
             queue.reset()
 
         guarded_refill = self.guard.wrap(refill, self._hand_over)
@@ -202,8 +216,14 @@ class Planner:
         """Around `KVCacheManager.get_computed_blocks`; vLLM repeats it until admission."""
         learn = self.guard.wrap(self._learn, self._hand_over)
 
+        def again(request: Any) -> Any:
+            self._hand_over_map()
+            return original(request)
+
+        look_up = self.guard.wrap(original, again)
+
         def get_computed_blocks(request: Any) -> Any:
-            found = original(request)
+            found = look_up(request)
             self._planned.pop(request.request_id, None)
             if not self._manager.prefix_cache_lookup_enabled(request):
                 return found

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from statecache.record import Ended, TraceRecorder
+from statecache import shadow
+from statecache.record import Ended, Observer, TraceRecorder
 from statecache.settings import Settings
+from statecache_vllm.checkpoint_memory import dry_run_sizes
 from statecache_vllm.guard import Guard
+
+if TYPE_CHECKING:
+    from statecache_vllm.planner import Planner
+    from statecache_vllm.reporting import Report
 
 __all__ = ["Recording", "begin"]
 
@@ -15,9 +22,14 @@ _log = logging.getLogger("statecache.vllm")
 
 
 class Recording:
-    """What the connector hears of requests. A request of embeddings has no tokens: left out."""
+    """What the connector hears of requests. A request of embeddings has no tokens: left out.
 
-    def __init__(self, recorder: TraceRecorder, guard: Guard) -> None:
+    `hit_of` says what vLLM found in its cache for a request that is going to be admitted.
+    """
+
+    def __init__(self, recorder: TraceRecorder, guard: Guard, hit_of: Callable[[Any], int]) -> None:
+        reused: dict[str, int] = {}
+
         def fail(_request: Any) -> None:
             recorder.stop("a request is not as expected")
 
@@ -29,23 +41,42 @@ class Recording:
             if wanted(request):
                 recorder.arrived(request.request_id)
 
+        def admitted(request: Any) -> None:
+            reused.setdefault(request.request_id, hit_of(request))
+
         def ended(request: Any) -> None:
+            cached_tokens = reused.pop(request.request_id, 0)
             if wanted(request):
-                recorder.ended(request.request_id, _ended(request))
+                recorder.ended(request.request_id, _ended(request, cached_tokens))
 
         self.arrived = guard.wrap(arrived, fail)
+        self.admitted = guard.wrap(admitted, fail)
         self.ended = guard.wrap(ended, fail)
         self.close = recorder.close
 
 
-def begin(settings: Settings, guard: Guard) -> Recording | None:
+def begin(settings: Settings, planner: Planner, kv_cache_config: Any) -> Recording | None:
     """Return a recording if the settings ask for one. Raises `SettingsError`."""
-    if settings.record is None:
+    observe = _shadow(settings, planner.report, kv_cache_config) if settings.dry_run else None
+    if settings.record is None and observe is None:
         return None
-    return Recording(TraceRecorder(settings.record, settings.record_mib, _log), guard)
+    recorder = TraceRecorder(settings.record, settings.record_mib, _log, observe=observe)
+    return Recording(recorder, planner.guard, planner.report.hit_of)
 
 
-def _ended(request: Any) -> Ended:
+def _shadow(settings: Settings, report: Report, kv_cache_config: Any) -> Observer | None:
+    """Return what replays the requests beside the engine; the report shows the numbers."""
+    try:
+        slots, kv_tokens = dry_run_sizes(settings, kv_cache_config)
+    except SystemExit as unknown:  # of states that a checkpoint pool does not know
+        _log.warning("%s: no dry run", unknown)
+        return None
+    replay, observe = shadow.begin(slots, kv_tokens, settings, _log)
+    report.also = replay.sample
+    return observe
+
+
+def _ended(request: Any, cached_tokens: int = 0) -> Ended:
     """Return what is recorded of a `Request` of vLLM 0.32.
 
     It shares a block exactly where `generate_block_hash_extra_keys` lets vLLM share one.
@@ -60,4 +91,5 @@ def _ended(request: Any) -> Ended:
             for one in request.mm_features
         ),
         request.session_id,
+        cached_tokens,
     )

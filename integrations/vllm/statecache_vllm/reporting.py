@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from statecache.metrics import (
+    DRY_RUN,
     Changes,
     Counts,
     Exporter,
@@ -35,6 +36,8 @@ _PromMetrics: Any = _BASES[1]
 
 def policy_label(settings: Settings) -> str:
     """Return the order of the blocks and, with a pool, the policy of its slots."""
+    if settings.dry_run:
+        return DRY_RUN
     pool = "" if settings.checkpoint_mode is None else f"+{settings.policy}"
     return f"{settings.block_order}{pool}"
 
@@ -54,6 +57,8 @@ class Report:
         self._reporter = Reporter(self._sample, lambda: self._take)
         self.admitted = Quiet(self._admitted)
         """Called with a request that is going to be prefilled from what was last found for it."""
+        self.also: Callable[[], dict[str, float]] = dict
+        """What else is to be shown."""
         self._pool: Any = None
         self._is_last = False
 
@@ -72,6 +77,10 @@ class Report:
     def _note(self, request: Any, found: Any) -> None:
         _, hit, resident = found
         self._found[request.request_id] = (hit, resident)
+
+    def hit_of(self, request: Any) -> int:
+        """Return the tokens that were last found for a request that is going to be admitted."""
+        return self._found.get(request.request_id, (0, 0))[0]
 
     def _admitted(self, request: Any) -> None:
         hit, resident = self._found.pop(request.request_id, (0, 0))
@@ -104,6 +113,7 @@ class Report:
         return {
             **self._counts.sample(),
             **self._books,
+            **self.also(),
             f"active|{policy_label(settings)}": float(active),
             "anomalies": planner.guard.anomalies,
             "slots|blocks": pool.num_gpu_blocks,
@@ -165,7 +175,7 @@ class StateMetrics(_PromMetrics):  # type: ignore[misc]
         for rank, values in per_engine_labelvalues.items():
             exporter = Exporter(classes, "vllm", str(values[model]), rank)
             # Its scheduler has the connector in place before there are metrics.
-            exporter.apply({f"active|{label}": 0.0 if label == "stock" else 1.0})
+            exporter.apply({f"active|{label}": float(label not in ("stock", DRY_RUN))})
             self._sinks[rank] = Quiet(exporter.apply)
 
     def observe(self, transfer_stats_data: dict[str, float], engine_idx: int = 0) -> None:

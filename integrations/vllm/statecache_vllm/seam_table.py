@@ -105,7 +105,15 @@ SEAMS: tuple[Seam, ...] = (
         Seam(HASHES, f"KVCacheBlock.{name}")
         for name in ("block_id", "block_hash", "ref_cnt", "is_null")
     ),
-    *methods(MANAGER, "KVCacheManager", {"get_computed_blocks": "request", "free": "request"}),
+    *methods(
+        MANAGER,
+        "KVCacheManager",
+        {
+            "get_computed_blocks": "request",
+            "free": "request",
+            "remove_skipped_blocks": "request_id processed_computed_tokens num_prompt_tokens",
+        },
+    ),
     Seam(MANAGER, "KVCacheManager.allocate_slots"),
     *methods(
         COORDINATOR,

@@ -17,6 +17,7 @@ from statecache_vllm import names as at
 __all__ = [
     "connect",
     "connector_bases",
+    "end_requests_as_without_a_connector",
     "engine_version",
     "fresh_blocks",
     "groups_of",
@@ -33,6 +34,7 @@ __all__ = [
     "share_log",
     "state_tensors",
     "stats_bases",
+    "vllms_map",
     "worker_base",
     "worker_class",
 ]
@@ -167,11 +169,40 @@ def transfer_group() -> Any:
 # Blocks and keys.
 
 
+def end_requests_as_without_a_connector(manager: Any) -> None:
+    """Have the blocks of a request that ended be freed in one go, in vLLM's own order.
+
+    With any connector `Scheduler._connector_finished` of vLLM 0.32 frees some of them first,
+    through this method, which nothing else calls.
+    """
+    manager.remove_skipped_blocks = lambda *_args, **_kwargs: None
+
+
 def put_cache(pool: Any, cached: Any) -> None:
     """Have `pool` keep in `cached` what its blocks hold; `SystemExit` if they hold anything yet."""
     if len(pool.cached_block_hash_to_block):
         raise SystemExit("statecache: the block pool is in use already")
     pool.cached_block_hash_to_block = cached
+
+
+@functools.cache
+def _rebuilt_map() -> Any:
+    base: Any = load(at.POOL).BlockHashToBlockMap
+
+    class RebuiltMap(base):  # type: ignore[misc]
+        """vLLM's map, in which a block that is put in twice is there once."""
+
+        def insert(self, key: bytes, block: Any) -> None:
+            """Insert, unless the block is cached under the key."""
+            if not self.contain(key, block.block_id):
+                super().insert(key, block)
+
+    return RebuiltMap
+
+
+def vllms_map() -> Any:
+    """Return a new map of cached blocks of vLLM's own, to be filled in the middle of a call."""
+    return _rebuilt_map()()
 
 
 @functools.cache
@@ -277,9 +308,10 @@ def patch_split(around: Callable[..., int]) -> None:
     It is called for every scheduler there will be, those of engines without the plugin, too.
     """
     owner: Any = load(at.SCHEDULER).Scheduler
-    original = owner._mamba_block_aligned_split  # noqa: SLF001
-    if getattr(original, "__wrapped__", None) is not None:
+    if hasattr(owner, "_statecache"):
         return
+    owner._statecache = True  # noqa: SLF001
+    original = owner._mamba_block_aligned_split  # noqa: SLF001
 
     @functools.wraps(original)
     def split(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> int:

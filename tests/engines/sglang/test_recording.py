@@ -14,6 +14,7 @@ from tiny_model import make_tiny_model
 from statecache.plan import PrefixTree
 from statecache.record import BlockIds
 from statecache.seam import probe
+from statecache.settings import Settings
 from statecache.trace import read_trace
 from statecache_sglang import record_seams, recording
 from statecache_sglang.recording import Recording
@@ -90,11 +91,15 @@ def test_a_file_that_is_there_stops_the_server(model, tmp_path):
     assert line in written.splitlines()
 
 
+def recorded_to(path) -> Settings:
+    return Settings.from_given({"kv_cache_plugin": "statecache", "record": str(path)}, {})
+
+
 @pytest.fixture
 def feed(tmp_path, monkeypatch):
     monkeypatch.setattr(recording.record_seams, "is_first_rank", lambda: True)
-    made = Recording(str(tmp_path / "traffic"), 1)
-    made.begin()
+    made = Recording(recorded_to(tmp_path / "traffic"))
+    made.begin(None)
     return made
 
 
@@ -140,8 +145,8 @@ def test_prompts_given_as_embeddings_are_left_out(feed, tmp_path):
 
 def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(recording.record_seams, "is_first_rank", lambda: False)
-    feed = Recording(str(tmp_path / "traffic"), 1)
-    feed.begin()
+    feed = Recording(recorded_to(tmp_path / "traffic"))
+    feed.begin(None)
     req = request(chat(600))
     feed.arrived(req)
     feed.gone(req)

@@ -10,12 +10,15 @@ import pytest
 from engine import document, run, texts
 from scheduled import Run, traffic, without_states
 from test_restore import drop_state_blocks
+from vllm.v1.core.block_pool import BlockHashToBlockMap
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
-from statecache._blocks import BlockQueue, ReuseQueue, StockQueue
+from statecache._blocks import BlockQueue, CachedBlocks, ReuseQueue, StockQueue
+from statecache_vllm import seams
 from statecache_vllm.checkpoint_book import CheckpointBook
 from statecache_vllm.checkpoint_store import CheckpointStore
 from statecache_vllm.gds_queue import GdsQueue
+from statecache_vllm.guard import vllms_own_map
 from statecache_vllm.planner import Planner
 from statecache_vllm.state_tree import StateTree
 
@@ -71,6 +74,39 @@ def test_a_queue_that_fails_is_replaced_by_vllms_own(
     assert isinstance(one.pool.free_block_queue, FreeKVCacheBlockQueue)
     assert one.scheduler.kv_cache_manager.reset_prefix_cache()
     one.check()
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("name", ["get_one_block", "contain", "insert", "pop"])
+@pytest.mark.parametrize("order", QUEUES)
+def test_a_map_that_fails_is_replaced_by_vllms_own(monkeypatch, caplog, model, order, name, after):
+    """It knows what the blocks say; the queue, which reads the map of the plugin, goes too."""
+    plant(monkeypatch, CachedBlocks, name, 40, after=after)
+    pool = POOL if order != "gds" else {}
+    one = Run(model, blocks=70, plugin={**pool, "block_order": order})
+    drive(one, caplog)
+    own = one.pool.cached_block_hash_to_block
+    assert isinstance(own, BlockHashToBlockMap)
+    keys = {b.block_hash for b in one.pool.blocks} - {None}
+    assert len(own) == len(keys) > 0
+    assert isinstance(one.pool.free_block_queue, FreeKVCacheBlockQueue)
+    assert one.scheduler.kv_cache_manager.reset_prefix_cache()
+    one.check()
+
+
+def test_a_block_under_two_keys_is_under_both_in_vllms_own_map(model):
+    """As a partial block that was completed: `cached_block_hashes_by_block` has the second one."""
+    one = Run(model, blocks=70, plugin={"block_order": "stock", **POOL})
+    (block,) = one.pool.get_new_blocks(1)
+    keys = [seams.key_of(name, 0) for name in (b"half", b"whole")]
+    for key in keys:
+        one.pool._insert_block_hash(key, block, num_tokens=16)
+    own = vllms_own_map(one.pool)
+    for key in keys:
+        assert own.get_one_block(key) is block
+    one.pool._insert_block_hash(keys[0], block, num_tokens=16)
+    assert [own.pop(key, block.block_id) for key in keys] == [block, block]
+    assert len(own) == 0
 
 
 @pytest.mark.parametrize(

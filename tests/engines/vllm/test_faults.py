@@ -1,0 +1,188 @@
+"""What may go wrong around the plugin: vLLM goes on, or start-up stops with one clear line.
+
+What fails inside the plugin (queue, map, book, a store) is in test_guard.py, a seam that moved and
+a version that nobody tried in test_seams.py.
+"""
+
+import functools
+import inspect
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.error
+import urllib.request
+
+import psutil
+import pytest
+import test_server
+from engine import document
+from scheduled import Run
+from test_server import serve
+from test_worker import store_over
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from statecache.checkpoint_pool import CheckpointPool
+from statecache.trace import read_trace
+from statecache_vllm.connector import StateCacheConnector, StepCommands, Stored
+from statecache_vllm.guard import Guard
+
+BROKEN = """
+    import sys
+    class Broken:
+        def find_spec(self, name, path=None, target=None):
+            if name == "MODULE":
+                raise ImportError("PROBLEM", name=name)
+    sys.meta_path.insert(0, Broken())
+"""
+CONFIGURE = """
+    from vllm.plugins import load_general_plugins
+    load_general_plugins()
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    args = AsyncEngineArgs.from_cli_args(parser.parse_args(sys.argv[1:]))
+    args.create_engine_config()
+    print("configured")
+"""
+REINSTALL = {
+    "statecache._index": "statecache: statecache was installed without its native index",
+    "statecache._blocks": "statecache: statecache._blocks does not load: reinstall statecache",
+}
+
+
+def in_a_fresh_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
+    )
+
+
+@pytest.mark.parametrize("module", REINSTALL)
+def test_an_extension_that_does_not_load_stops_a_server_that_asks_for_it_alone(model, module):
+    broken = BROKEN.replace("MODULE", module).replace("PROBLEM", "undefined symbol: PyX")
+    code = textwrap.dedent(broken) + textwrap.dedent(CONFIGURE)
+    words = ["--model", str(model), "--block-size", "32"]
+    asked = in_a_fresh_process(code, *words, "--kv-cache-plugin", "statecache")
+    assert asked.returncode == 1
+    line = asked.stderr.splitlines()[-1]
+    assert line.startswith(REINSTALL[module])
+    assert line.endswith("(undefined symbol: PyX)")
+    assert "Traceback" not in asked.stderr
+    alone = in_a_fresh_process(code, *words)
+    assert alone.stdout.splitlines()[-1] == "configured", alone.stderr
+
+
+def test_loaded_twice_the_flags_are_there_once(model):
+    twice = "import sys, statecache_vllm\nstatecache_vllm.register()\nstatecache_vllm.register()\n"
+    code = (
+        twice + textwrap.dedent(CONFIGURE) + "print(parser.format_help().count('statecache-pol'))"
+    )
+    words = ["--model", str(model), "--block-size", "32", "--kv-cache-plugin", "statecache"]
+    done = in_a_fresh_process(code, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2] == "configured"
+    assert int(done.stdout.splitlines()[-1]) <= 2  # in the usage line, if at all, and in the list
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_another_plugin_around_the_split_of_prompts_is_called_too(monkeypatch, model, order):
+    """Chunks end every 64 tokens by ours; the other one sees each of them."""
+    name, seen = "_mamba_block_aligned_split", []
+    own = inspect.unwrap(getattr(Scheduler, name))
+    monkeypatch.setattr(Scheduler, name, own)
+    monkeypatch.setattr(Scheduler, "_statecache", True, raising=False)
+    monkeypatch.delattr(Scheduler, "_statecache")
+
+    def put_theirs() -> None:
+        inner = getattr(Scheduler, name)
+
+        @functools.wraps(inner)
+        def theirs(*args, **kwargs):
+            seen.append(1)
+            return inner(*args, **kwargs)
+
+        setattr(Scheduler, name, theirs)
+
+    if order == "before":
+        put_theirs()
+    run = Run(model, blocks=100, plugin={"checkpoint_interval": 64})
+    if order == "after":
+        put_theirs()
+    run.ask(document(1, 300))
+    assert run.chunk_ends["r1"][:4] == [64, 128, 192, 256]
+    assert len(seen) >= 5
+
+
+def test_an_int8_store_that_fails_is_reported_once_and_ends_the_stores(monkeypatch, caplog):
+    """In the worker: the pool of the copies raises; the scheduler hears of it and stores no more.
+
+    What becomes of the requests then is in test_guard.py, on a real engine.
+    """
+    store, _ = store_over(monkeypatch, shared=False, checkpoints="int8", checkpoint_slots=4)
+    worker = StateCacheConnector.__new__(StateCacheConnector)
+    worker._store, worker._failed, worker.guard = store, False, Guard()
+    worker._connector_metadata = StepCommands([], [(10, 3, (1, 2, 3))])
+    monkeypatch.setattr(CheckpointPool, "store", lambda *_: 1 / 0)
+    for _ in range(3):
+        worker.wait_for_save()
+        assert worker.build_connector_worker_meta() == Stored((), (), failed=True)
+    assert worker.guard.anomalies == 1
+    assert len({id(r) for r in caplog.records if r.levelname == "ERROR"}) == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't allocate\nmemory"), MemoryError("no more")])
+def test_memory_that_the_pool_does_not_get_stops_the_start_with_one_line(monkeypatch, error):
+    def refuse(*_args, **_more):
+        raise error
+
+    monkeypatch.setattr(CheckpointPool, "__init__", refuse)
+    with pytest.raises(SystemExit) as stopped:
+        store_over(monkeypatch, shared=False, checkpoint_slots=4)
+    line = str(stopped.value)
+    assert line.startswith("statecache: no memory for 4 native checkpoints: ")
+    assert "\n" not in line
+
+
+def test_a_pool_that_is_larger_than_the_memory_stops_the_start_with_one_line(monkeypatch):
+    with pytest.raises(SystemExit, match=r"^statecache: no memory .* bytes on cpu, .* are free"):
+        store_over(monkeypatch, shared=False, checkpoint_slots=10**9)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_killed_engine_core_ends_the_server_and_leaves_nothing_behind(
+    model, tmp_path, monkeypatch
+):
+    """SIGKILL between two requests: the server ends, the recording is sound."""
+    monkeypatch.setattr(test_server, "PORT", free_port())
+    path, log = tmp_path / "traffic.gz", tmp_path / "log"
+    before = {process.pid for process in psutil.process_iter()}
+    flags = ["--kv-cache-plugin", "statecache", "--statecache-record", str(path)]
+    with serve(model, log, *flags):
+        for number in (1, 2):
+            test_server.ask(model, document(number, 600))
+        time.sleep(1.5)  # the recorder writes within a second
+        ours = [one for one in psutil.process_iter() if one.pid not in before]
+        named = [(one, " ".join(one.cmdline()).lower()) for one in ours]
+        family = [one for one, words in named if "vllm" in words and str(model) in words]
+        family += [one for one, words in named if words.startswith("vllm::")]
+        (core,) = [one for one, words in named if words.startswith("vllm::enginecore")]
+        core.send_signal(signal.SIGKILL)
+        with pytest.raises((urllib.error.URLError, OSError, json.JSONDecodeError)):
+            test_server.ask(model, document(3, 900))
+        _, alive = psutil.wait_procs(family, timeout=60)
+        assert not alive
+    assert len(read_trace(str(path)).requests) == 2
+    assert "died unexpectedly" in log.read_text() or "EngineDeadError" in log.read_text()

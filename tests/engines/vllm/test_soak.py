@@ -1,0 +1,86 @@
+"""Long traffic through vLLM's real scheduler and block pool under pressure: flat memory, no drift.
+
+`make soak` runs this file for long; as a test it takes some seconds.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import tiny_models
+from scheduled import Run, traffic
+
+import soak
+from statecache_vllm import seams
+
+POOL = {"checkpoints": "native", "checkpoint_slots": 16}
+KINDS = {
+    "reuse and pool": POOL,
+    "gds": {"block_order": "gds"},
+    "stock and int8 pool": {"block_order": "stock", "int8": True, "int8_slots": 16},
+}
+
+
+def check(run: Run) -> None:
+    """The counts of vLLM, the plugin's own invariants, and that both know the same."""
+    run.check()
+    planner, pool = run.planner, run.pool
+    assert planner.guard.anomalies == 0
+    assert planner.queue is not None
+    running = set(run.scheduler.requests)
+    assert set(planner._requests) == running
+    for known in (planner._looked_up, planner._proven, planner._planned, planner._hit):
+        assert set(known) <= running
+    assert set(planner.report._found) <= running
+    keys = {block.block_hash for block in pool.blocks} - {None}
+    keys |= {key for several in pool.cached_block_hashes_by_block.values() for key in several}
+    assert len(pool.cached_block_hash_to_block) == len(keys)
+    tree = getattr(planner.queue, "tree", None)
+    if tree is not None:
+        tree.check()
+    if planner.book is not None:
+        planner.book.check()
+        for state in planner.book.tree_states():
+            for group in planner._states:
+                key = seams.key_of(planner.book.tree.hash_of(state), group)
+                assert planner._cached.is_apart(key)
+    # What the harness itself keeps of requests that ended.
+    for kept in (run.cached, run.chunk_ends, run.restores):
+        kept.clear()
+
+
+def soaked(
+    model: Path, kind: str, requests: int, seconds: float, every: int = 1_000
+) -> soak.Report:
+    run = Run(model, blocks=70, plugin=KINDS[kind])
+    report = soak.soak(
+        f"vLLM, {kind}",
+        traffic(run, 1, sys.maxsize),
+        lambda: run._count,
+        lambda: check(run),
+        requests=requests,
+        seconds=seconds,
+        every=every,
+    )
+    assert run.shadow.resumed > report.requests / 50
+    if run.planner.book is not None:
+        assert run.planner.book.counts.evicted > report.requests / 50
+    return report
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_is_flat_and_nothing_drifts(model, kind):
+    report = soaked(model, kind, 1_000_000, 8, every=50)
+    assert report.checks > 5
+    assert report.growth_mib < soak.MOST_GROWTH_MIB
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        model = tiny_models.make_tiny_model("qwen3_next", Path(folder))
+        soak.main(KINDS, lambda kind, *limits: soaked(model, kind, *limits))
+
+
+if __name__ == "__main__":
+    main()

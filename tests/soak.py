@@ -1,0 +1,92 @@
+"""Runs traffic for long and watches what must not grow. What must hold is the caller's to check."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+MIB = 1 << 20
+WARM = 0.25  # of the checks: caches fill, Python and the allocator settle
+MOST_GROWTH_MIB = 16.0
+
+
+class Report(NamedTuple):
+    """What a soak saw. Sizes are resident MiB: after the warm-up, at the end, at their highest."""
+
+    name: str
+    requests: int
+    seconds: float
+    checks: int
+    warm_mib: float
+    end_mib: float
+    peak_mib: float
+
+    @property
+    def growth_mib(self) -> float:
+        return self.end_mib - self.warm_mib
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.requests:,} requests in {self.seconds:,.0f} s, {self.checks:,}"
+            f" checks of every invariant; resident {self.warm_mib:.1f} MiB after the warm-up,"
+            f" {self.end_mib:.1f} at the end ({self.growth_mib:+.1f}), {self.peak_mib:.1f} at most"
+        )
+
+
+def resident_mib() -> float:
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / MIB
+
+
+def soak(
+    name: str,
+    steps: Iterable[object],
+    served: Callable[[], int],
+    check: Callable[[], None],
+    *,
+    requests: int,
+    seconds: float,
+    every: int = 1_000,
+) -> Report:
+    """Take steps until so many requests were served or the time is over; `check` every so many."""
+    start = time.monotonic()
+    due, sizes = every, []
+    for _ in steps:
+        over = time.monotonic() - start > seconds
+        if served() >= min(due, requests) or over:
+            check()
+            sizes.append(resident_mib())
+            due += every
+            if over or served() >= requests:
+                break
+    warm = sizes[int(len(sizes) * WARM)]
+    return Report(name, served(), time.monotonic() - start, len(sizes), warm, sizes[-1], max(sizes))
+
+
+def main(kinds: Iterable[str], run: Callable[[str, int, float], Report]) -> None:
+    """Soak each kind for a share of --seconds or until --requests were served by each."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--requests", type=int, default=1_000_000, help="of each kind")
+    parser.add_argument("--seconds", type=float, default=7_200, help="of all kinds together")
+    asked = parser.parse_args()
+    kinds = list(kinds)
+    print(
+        f"soak: {asked.requests:,} requests through each of {', '.join(kinds)}, or"
+        f" {asked.seconds / len(kinds):,.0f} s each",
+        flush=True,
+    )
+    grown = []
+    for kind in kinds:
+        report = run(kind, asked.requests, asked.seconds / len(kinds))
+        print(report, flush=True)
+        if report.growth_mib > MOST_GROWTH_MIB:
+            grown.append(kind)
+    if grown:
+        sys.exit(f"soak: memory grew by more than {MOST_GROWTH_MIB} MiB in {', '.join(grown)}")
