@@ -32,6 +32,7 @@ _TITLES = {
     "itl_p99_ms": "Inter-token latency, 99th percentile, ms (lower is better)",
     "output_tokens_per_second": "Output tokens a second (higher is better)",
     "request_errors": "Share of requests that failed (lower is better)",
+    "peak_resident_mib": "Most memory of the server's processes, MiB (lower is better)",
 }
 _STYLE = """
 :root { color-scheme: light dark; --line: #8886; --good: #1a7f37; --bad: #c0392b; }
@@ -127,7 +128,7 @@ def _first_tokens(result: Result) -> list[str]:
     for cell in result.settings.cells:
         by_arm: dict[str, list[list[float]]] = {}
         for run in result.runs:
-            if run.cell == cell.name and run.times is not None:
+            if run.cell == cell.name and run.times is not None and run.times.ttft_quantiles_ms:
                 by_arm.setdefault(run.arm, []).append(run.times.ttft_quantiles_ms)
         if by_arm:
             lines = [
@@ -171,28 +172,55 @@ def _arms(result: Result) -> str:
     rows = []
     for (cell, arm), runs in grouped.items():
         cells = (
-            _share([run.hit_tokens for run in runs], runs),
-            _share([run.resident_tokens for run in runs], runs),
+            _share([_hit_rate(run) for run in runs]),
+            _share([_ceiling(run) for run in runs]),
             _average([run.evicted_states for run in runs]),
             _average([run.skipped_states for run in runs]),
             _average([run.rejected for run in runs]),
+            _memory(runs),
         )
         numbers = "".join(f"<td class=n>{cell}" for cell in cells)
         rows.append(f"<tr><td>{escape(cell)}<td>{escape(arm)}<td class=n>{len(runs)}{numbers}")
     return (
         "<div class=scroll><table><tr><th>cell<th>arm<th class=n>runs<th class=n>hit rate"
         "<th class=n>ceiling (KV resident)<th class=n>evicted states<th class=n>states not kept"
-        "<th class=n>rejected" + "\n".join(rows) + "</table></div>"
+        "<th class=n>rejected<th class=n>memory" + "\n".join(rows) + "</table></div>"
     )
 
 
-def _share(tokens: list[int | None], runs: list[Run]) -> str:
-    known = [count for count in tokens if count is not None]
-    if len(known) < len(runs):
+def _hit_rate(run: Run) -> float | None:
+    return MEASURES[0].of(run)
+
+
+def _ceiling(run: Run) -> float | None:
+    """What could have been hit with a state everywhere; by a server's counters, if it has them."""
+    if run.resident_tokens is not None:
+        return run.resident_tokens / (run.prompt_tokens or 1)
+    counted = run.counters
+    if counted is None or counted.missed_by_state_tokens is None:
+        return None
+    resident = (counted.hit_tokens or 0) + counted.missed_by_state_tokens
+    return resident / (counted.prompt_tokens or 1)
+
+
+def _share(shares: list[float | None]) -> str:
+    known = [share for share in shares if share is not None]
+    if len(known) < len(shares):
         return "not measured"
-    return f"{sum(known) / (sum(run.prompt_tokens for run in runs) or 1):.4f}"
+    return f"{math.fsum(known) / (len(known) or 1):.4f}"
 
 
 def _average(counts: list[int | None]) -> str:
     known = [count for count in counts if count is not None]
     return f"{sum(known) / len(known):,.0f}" if known else "-"
+
+
+def _memory(runs: list[Run]) -> str:
+    for what, found in (
+        ("processes", [run.peak_resident_bytes for run in runs]),
+        ("state slots", [run.state_slot_bytes for run in runs]),
+    ):
+        known = [count for count in found if count is not None]
+        if known:
+            return f"{max(known) / 2**20:,.0f} MiB, {what}"
+    return "-"
