@@ -36,7 +36,9 @@ _TITLES = {
 }
 _STYLE = """
 :root { color-scheme: light dark; --line: #8886; --good: #1a7f37; --bad: #c0392b; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 62rem; }
+@media (prefers-color-scheme: dark) { :root { --good: #4ac26b; --bad: #ff7b72; } }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 62rem;
+  overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 svg { width: 100%; max-width: 40rem; height: auto; display: block; }
 svg text { font: 13px system-ui, sans-serif; fill: currentColor; }
@@ -152,14 +154,14 @@ def _legend(arms: Iterable[str]) -> str:
 def _verdicts(comparisons: list[Comparison]) -> str:
     rows = [
         f"<tr><td>{escape(c.cell)}<td class={c.verdict.split()[0]}>{c.verdict}"
+        f"<td class=n>{number_text(c.difference, sign=True)}<td class=n>{interval_of(c)}"
         f"<td>{escape(c.arm)}, not {escape(c.baseline)}"
         f"<td class=n>{number_text(c.baseline_mean)}<td class=n>{number_text(c.arm_mean)}"
-        f"<td class=n>{number_text(c.difference, sign=True)}<td class=n>{interval_of(c)}"
         for c in comparisons
     ]
     return (
-        "<div class=scroll><table><tr><th>cell<th>verdict<th>arms<th class=n>baseline"
-        "<th class=n>arm<th class=n>difference<th class=n>95 % interval"
+        "<div class=scroll><table><tr><th>cell<th>verdict<th class=n>difference"
+        "<th class=n>95 % interval<th>arms<th class=n>baseline<th class=n>arm"
         + "\n".join(rows)
         + "</table></div>"
     )
@@ -182,8 +184,10 @@ def _arms(result: Result) -> str:
         numbers = "".join(f"<td class=n>{cell}" for cell in cells)
         rows.append(f"<tr><td>{escape(cell)}<td>{escape(arm)}<td class=n>{len(runs)}{numbers}")
     return (
+        "<p class=note>The ceiling is what could be hit with a state wherever KV is resident;"
+        " evicted and not kept are states.</p>"
         "<div class=scroll><table><tr><th>cell<th>arm<th class=n>runs<th class=n>hit rate"
-        "<th class=n>ceiling (KV resident)<th class=n>evicted states<th class=n>states not kept"
+        "<th class=n>ceiling<th class=n>evicted<th class=n>not kept"
         "<th class=n>rejected<th class=n>memory" + "\n".join(rows) + "</table></div>"
     )
 
