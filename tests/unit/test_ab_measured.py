@@ -15,6 +15,7 @@ from statecache.ab.process_memory import MemoryWatch, tree_bytes
 from statecache.ab.records import MEASURES, Played, Run, Served, run_of
 from statecache.ab.server_metrics import Counters, counters_between, read_counters
 from statecache.ab.statistics import Pair, compare
+from statecache.errors import SettingsError
 
 RATE, MISSED = MEASURES[0], MEASURES[1]
 PLUGIN = """\
@@ -41,6 +42,12 @@ def test_counters_are_summed_over_their_labels() -> None:
         "statecache_evictions_total": 7,
         "vllm:prompt_tokens_total": 9000,
     }
+
+
+@pytest.mark.parametrize("odd", ["NaN", "+Inf", "-1", "1e300", "many"])
+def test_what_is_no_count_is_left_out(odd: str) -> None:
+    text = f"vllm:prompt_tokens_total {odd}\nvllm:prompt_tokens_cached_total 5\n"
+    assert read_counters(text) == {"vllm:prompt_tokens_cached_total": 5}
 
 
 def test_ranks_of_sglang_that_count_the_same_are_counted_once() -> None:
@@ -166,6 +173,8 @@ def test_slots_take_what_a_state_of_the_model_takes() -> None:
         played = Played([Served(512, 0, 0)], 0, 0)
         assert run_of("c", arm, 0, played, 0, arm.cost_model()).state_slot_bytes == 18 << 20
     assert Arm(name="a").state_slot_bytes is None
+    with pytest.raises(SettingsError, match=r"^arm a: 1\d+ slots of 1e\+06 MiB are too many bytes"):
+        Arm(name="a", slots=10**14, state_mib=1e6)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")

@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -415,3 +416,17 @@ def test_a_key_is_sent_and_never_shown(tmp_path: Path) -> None:
     for value, problem in (("", "is not set"), ("a b", "has characters that no key has")):
         done = run("ab", file, *ASKING, env={**given, "MY_KEY": value}, cwd=tmp_path)
         assert_one_line(done, f"arm a: the environment variable MY_KEY {problem}")
+
+
+def test_plans_that_are_shown_can_be_read(tmp_path: Path) -> None:
+    """The file in docs, and each block of TOML in README."""
+    root = Path(__file__).parents[2]
+    blocks = re.findall(r"^```toml\n(.*?)^```", (root / "README.md").read_text(), re.M | re.S)
+    assert blocks
+    for content in ((root / "docs" / "ab-servers.toml").read_text(), *blocks):
+        file = tmp_path / "shown.toml"
+        file.write_text(content)
+        trial = read_plan(file, [], *[None] * 7)
+        (cell,) = trial.cells
+        assert [len(arm.words(1)) > 5 for arm in cell.arms] == [True, True]
+        assert (cell.workload.loop, trial.repeats) == ("closed", 11)

@@ -22,6 +22,7 @@ __all__ = ["ENGINES", "Arm", "check_arms", "made_arm", "parse_arm"]
 
 ENGINES = ("core", "sglang", "vllm")
 _MOST = 2**48  # of any size: far within 64 bits
+_MOST_BYTES = 2**62
 POOLS = ("native", "int8", "shared")
 # By engine and pool. "stock" is the engine without the plugin.
 _POLICIES = {
@@ -83,6 +84,8 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         self._above(-1, "running", "kv_tokens")
         if self.state_mib is not None:
             self._above(0, "state_mib")
+        if (self.state_slot_bytes or 0) >= _MOST_BYTES:
+            raise self.error(f"{self.slots} slots of {self.state_mib:g} MiB are too many bytes")
         if self.chunk < BLOCK_TOKENS or self.chunk % BLOCK_TOKENS:
             raise self.error(f"chunk {self.chunk} is no multiple of {BLOCK_TOKENS}")
         if self.kv_tokens < BLOCK_TOKENS and (self.kv_tokens or self._needs_kv):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,6 +36,7 @@ _SOURCES = {
 }
 _KV_POOL = "sglang:kv_cache_memory_usage_gb"  # of KV alone, in GiB
 _NAMES = {_KV_POOL} | {name for fields in _SOURCES.values() for name in fields.values()}
+_MOST = 2.0**60  # more, or no number at all, is no count
 _SAMPLE = re.compile(r"^([A-Za-z_][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
 _RANK = re.compile(r'(?:^|,)(?:rank|tp_rank)="(\d+)"')
 
@@ -65,11 +67,9 @@ def read_counters(text: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, labels, value in _SAMPLE.findall(text):
         if name in _NAMES and not _is_another_rank(name, labels):
-            try:
+            with suppress(ValueError):
                 found[name] = found.get(name, 0) + float(value)
-            except ValueError:
-                continue
-    return found
+    return {name: value for name, value in found.items() if 0 <= value < _MOST}
 
 
 def _is_another_rank(name: str, labels: str) -> bool:
@@ -97,6 +97,6 @@ def counters_between(
         }
         if min(found.values()) < 0 or found["prompt_tokens"] < prompt_tokens:
             return None
-        pool = round(after[_KV_POOL] * 2**30) if _KV_POOL in after else None
+        pool = round(min(after[_KV_POOL] * 2**30, _MOST)) if _KV_POOL in after else None
         return Counters(source=source, kv_pool_bytes=pool, **found)
     return None
