@@ -60,8 +60,8 @@ def test_nothing_is_fetched_and_names_are_escaped(page: Path) -> None:
     assert not any({"src", "href"} & attributes.keys() for _, attributes in reader.tags)
     assert not re.search(r"https?:|url\(|@import", page.read_text())
     verdicts = [row for row in reader.rows if len(row) == 7]
-    assert [row[4] for row in verdicts[1:2]] == [f"gds, not {NAME}"]
-    assert {row[1] for row in verdicts if row[0] == "agent"} <= {
+    assert [row[1] for row in verdicts[1:2]] == [f"gds, not {NAME}"]
+    assert {row[2] for row in verdicts if row[0] == "agent"} <= {
         "better",
         "worse",
         "not distinguishable",

@@ -43,14 +43,14 @@ def test_without_the_wish_or_a_session_prompts_are_the_workloads() -> None:
 
 
 def test_a_session_that_goes_back_leaves_the_answer_out() -> None:
-    """From 1, 2 back to 1, 3; and once to no more than it was."""
-    lines = [asked("s", 1, 2), asked("s", 1, 3), asked("s", 1, 3), asked("s", 1, 3, 4)]
+    """From 1, 2 back to 1 and on to 1, 3, 4; then once to no more than it was."""
+    lines = [asked("s", 1, 2), asked("s", 1, 3, 4), asked("s", 1, 3, 4), asked("s", 1, 3, 4, 5)]
     prompts = Prompts(TOKENS, lines, answers=True)
     for number, answer in enumerate(([11], [21], [31])):
         prompts.of(number)
         prompts.answer(number, answer)
-    assert prompts.of(1) == (plain(1, 3), 0)
-    assert prompts.of(3) == ([*plain(1, 3), 31, *plain(4)[1:]], 1)
+    assert prompts.of(1) == (plain(1, 3, 4), 0)
+    assert prompts.of(3) == ([*plain(1, 3, 4), 31, *plain(5)[1:]], 1)
 
 
 def test_a_block_that_was_asked_before_keeps_its_tokens() -> None:
