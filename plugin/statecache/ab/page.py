@@ -46,7 +46,9 @@ svg text { font: 13px system-ui, sans-serif; fill: currentColor; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem .3rem 0; border-bottom: 1px solid var(--line); }
 th, td { white-space: nowrap; text-align: left; overflow-wrap: normal; }
-td.w { white-space: normal; }
+td.w { white-space: normal; } td.w + td.w { min-width: 6.5rem; }
+td.w + td.w + td.w { min-width: 0; }
+@media (max-width: 30rem) { table { font-size: .8rem; } td.w + td.w { min-width: 5.5rem; } }
 td.n, th.n { text-align: right; }
 .legend { display: flex; flex-wrap: wrap; gap: .25rem 1rem; padding: 0; list-style: none; }
 .legend i { display: inline-block; width: .8rem; height: .8rem; margin-right: .35rem; }
@@ -155,7 +157,7 @@ def _legend(arms: Iterable[str]) -> str:
 def _verdicts(comparisons: list[Comparison]) -> str:
     rows = [
         f"<tr><td class=w>{escape(c.cell)}<td class=w>{escape(c.arm)}, not {escape(c.baseline)}"
-        f"<td class={c.verdict.split()[0]}>{c.verdict}"
+        f"<td class='w {c.verdict.split()[0]}'>{c.verdict}"
         f"<td class=n>{number_text(c.difference, sign=True)}<td class=n>{interval_of(c)}"
         f"<td class=n>{number_text(c.baseline_mean)}<td class=n>{number_text(c.arm_mean)}"
         for c in comparisons
