@@ -14,7 +14,7 @@ from replay_support import run
 from statecache.ab.answers import Answered, Answers, server_run
 from statecache.ab.bench import Cell, Failure, Trial
 from statecache.ab.page import report_page
-from statecache.ab.picture import line_chart, share_chart
+from statecache.ab.picture import LINES, line_chart, share_chart
 from statecache.ab.result import Machine, Result
 from statecache.ab.server_arm import ServerArm
 from statecache.ab.workloads import Workload
@@ -154,6 +154,7 @@ def look_at(browser: Any, page: Path, width: int, *, dark: bool = False) -> str:
         drawn = numpy.abs(inside - paper).max(axis=2) > 40
         assert 0.002 < drawn.mean() < 0.5
         assert plot["colours"]
+        assert set(plot["colours"]) <= set(LINES)
         for colour in plot["colours"]:
             wanted = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
             assert (numpy.abs(inside - wanted).max(axis=2) < 12).sum() >= 10, colour
