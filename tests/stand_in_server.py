@@ -4,7 +4,11 @@ It streams one piece a token, and remembers prompts in blocks of `BLOCK` tokens.
 is its mode: `hangs`, `breaks` (closes the connection after a piece), `fails` (status 500), `moody`
 (that in each third request), `refuses` (an error in the stream), `long` and `deep` (a line that
 nobody can read), `silent` (no usage), `secret` (usage at the end alone, without cached tokens),
-`lumps` (two tokens at a time), `dies` (the whole process, in its twelfth request).
+`lumps` (two tokens at a time), `dies` (the whole process, in its twelfth request), `mute` (never
+token ids), `strict` (refuses a request for them), `fails later` (status 500 from its fourth on).
+
+With `metrics` it has counters as the plugin ("statecache"), vLLM or SGLang names them; with the
+variable STAND_IN_KEY in its environment it asks for that key, and shows it in its log.
 """
 
 import argparse
@@ -16,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -23,12 +28,30 @@ from aiohttp import web
 BLOCK = 4
 VOCABULARY = 1000
 MODEL = "stand-in"
+METRICS = {
+    "statecache": [
+        f"statecache_{name}_total"
+        for name in ("requests", "prompt_tokens", "hit_tokens", "missed_by_state_tokens", "skips")
+    ],
+    "vllm": [
+        f"vllm:{name}_total"
+        for name in ("request_success", "prompt_tokens", "prompt_tokens_cached")
+    ],
+    "sglang": [
+        f"sglang:{name}_total" for name in ("num_requests", "prompt_tokens", "cached_tokens")
+    ],
+}
 _ODD_LINES = {"long": b"x" * 5_000_000, "deep": b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"}
 
 
 class StandIn:
-    def __init__(self, mode: str = "", first_ms: float = 0, between_ms: float = 0) -> None:
+    def __init__(
+        self, mode: str = "", first_ms: float = 0, between_ms: float = 0, metrics: str = ""
+    ) -> None:
         self.mode, self.first_ms, self.between_ms = mode, first_ms, between_ms
+        self.metrics = metrics
+        self.counted = dict.fromkeys(("requests", "prompt_tokens", "hit_tokens"), 0)
+        self.key = os.environ.get("STAND_IN_KEY")
         self.prompts: list[list[int]] = []
         self.outputs: list[int] = []
         self.arrived: list[float] = []
@@ -37,12 +60,34 @@ class StandIn:
         self._known: set[tuple[int, ...]] = set()
 
     def application(self) -> web.Application:
-        application = web.Application(client_max_size=2**24)
+        application = web.Application(client_max_size=2**24, middlewares=[self._guarded])
+        application.router.add_get("/metrics", self._metrics)
         application.router.add_get("/health", self._health)
         application.router.add_get("/version", self._version)
         application.router.add_get("/v1/models", self._models)
         application.router.add_post("/v1/completions", self._completions)
         return application
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        given = request.headers.get("Authorization")
+        if self.key is None or (given == f"Bearer {self.key}" and self.mode != "closed"):
+            return await handler(request)
+        sys.stderr.write(f"not let in with {given}\n")
+        return web.json_response({"error": f"not let in with {given}"}, status=401)
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        names = METRICS.get(self.metrics)
+        if names is None:
+            return web.Response(status=404)
+        values = [self.counted["requests"], self.counted["prompt_tokens"]]
+        values += [self.counted["hit_tokens"], 2 * values[0], 3 * values[0]]
+        return web.Response(
+            text="".join(
+                f'# TYPE {name} counter\n{name}{{engine="x",reason="a"}} {value}.0\n'
+                for name, value in zip(names, values, strict=False)
+            )
+        )
 
     async def _health(self, _request: web.Request) -> web.Response:
         return web.Response(text="OK")
@@ -61,29 +106,43 @@ class StandIn:
         assert (asked["stream"], asked["ignore_eos"], asked["temperature"]) == (True, True, 0)
         self.prompts.append(asked["prompt"])
         self.outputs.append(asked["max_tokens"])
+        wants_ids = "return_token_ids" in asked
+        if wants_ids and self.mode == "strict":
+            return web.json_response({"error": "return_token_ids?"}, status=400)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            return await self._answer(request, asked["prompt"], asked["max_tokens"])
+            return await self._answer(
+                request, asked["prompt"], asked["max_tokens"], wants_ids and self.mode != "mute"
+            )
         finally:
             self.at_once -= 1
 
     async def _answer(
-        self, request: web.Request, prompt: list[int], tokens: int
+        self, request: web.Request, prompt: list[int], tokens: int, wants_ids: bool
     ) -> web.StreamResponse:
         mode = self.mode if len(self.prompts) > 2 else ""  # the first two show that all is well
         if mode == "hangs":
             await asyncio.sleep(1000)
-        if mode == "fails" or (mode == "moody" and len(self.prompts) % 3 == 2):
+        if (
+            mode == "fails"
+            or (mode == "moody" and len(self.prompts) % 3 == 2)
+            or (mode == "fails later" and len(self.prompts) > 3)
+        ):
             return web.json_response({"error": "out of luck"}, status=500)
         cached = self._cached(prompt)
+        answer = answer_to(prompt, tokens) if wants_ids else []
+        self._known_from(prompt + answer)
+        self.counted["requests"] += 1
+        self.counted["prompt_tokens"] += len(prompt)
+        self.counted["hit_tokens"] += cached
         reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await reply.prepare(request)
         for number in range(tokens):
             await asyncio.sleep((self.between_ms if number else self.first_ms) / 1000)
             if mode == "lumps" and number % 2:  # sent with the one after
                 continue
-            await _send(reply, self._piece(mode, number + 1))
+            await _send(reply, self._piece(mode, number + 1, answer[number : number + 1]))
             if mode == "breaks":
                 request.transport.close()
                 return reply
@@ -105,8 +164,9 @@ class StandIn:
         await reply.write(b"data: [DONE]\n\n")
         return reply
 
-    def _piece(self, mode: str, so_far: int) -> dict:
-        piece: dict = {"choices": [{"index": 0, "text": "x" if so_far == 1 else ""}]}
+    def _piece(self, mode: str, so_far: int, ids: list[int] | None = None) -> dict:
+        choice: dict = {"index": 0, "text": "x" if so_far == 1 else ""}
+        piece: dict = {"choices": [choice | ({"token_ids": ids} if ids else {})]}
         if mode not in ("silent", "secret"):
             piece["usage"] = {"prompt_tokens": 1, "completion_tokens": so_far}
         return piece
@@ -115,8 +175,15 @@ class StandIn:
         """Whole blocks known from the start; the last token is always computed."""
         ends = range(BLOCK, len(prompt) + 1, BLOCK)
         known = [end for end in ends if end < len(prompt) and tuple(prompt[:end]) in self._known]
-        self._known.update(tuple(prompt[:end]) for end in ends)
         return max(known, default=0)
+
+    def _known_from(self, tokens: list[int]) -> None:
+        self._known.update(tuple(tokens[:end]) for end in range(BLOCK, len(tokens) + 1, BLOCK))
+
+
+def answer_to(prompt: list[int], tokens: int) -> list[int]:
+    """What it answers: numbers that depend on all of the prompt."""
+    return [(sum(prompt) + 7 * number) % VOCABULARY for number in range(tokens)]
 
 
 async def _send(reply: web.StreamResponse, document: dict) -> None:
@@ -124,9 +191,11 @@ async def _send(reply: web.StreamResponse, document: dict) -> None:
 
 
 @contextmanager
-def standing_in(mode: str = "", first_ms: float = 0, between_ms: float = 0) -> Iterator[StandIn]:
+def standing_in(
+    mode: str = "", first_ms: float = 0, between_ms: float = 0, metrics: str = ""
+) -> Iterator[StandIn]:
     """A server in a thread of its own."""
-    server = StandIn(mode, first_ms, between_ms)
+    server = StandIn(mode, first_ms, between_ms, metrics)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -154,12 +223,13 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--mode", default="")
     parser.add_argument("--first-ms", type=float, default=0)
+    parser.add_argument("--metrics", default="")
     parser.add_argument("--pids", help="a file that gets the process id")
     given = parser.parse_args()
     if given.pids:
         with Path(given.pids).open("a") as file:
             file.write(f"{os.getpid()}\n")
-    server = StandIn(given.mode, given.first_ms)
+    server = StandIn(given.mode, given.first_ms, metrics=given.metrics)
     application = server.application()
     web.run_app(application, host="127.0.0.1", port=given.port, print=None, shutdown_timeout=0.1)
 

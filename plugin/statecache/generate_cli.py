@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -25,9 +25,6 @@ _Output = Annotated[
     typer.Option("--output", "-o", metavar="FILE", help="File (.gz compresses), - for stdout."),
 ]
 _Seed = Annotated[int, typer.Option(help="Another seed, another workload.")]
-_Rounds = Annotated[int, typer.Option(help="Requests for each prefix, on average.")]
-_Prefix = Annotated[int, typer.Option(help="Tokens of a prefix, a multiple of 512.")]
-_Own = Annotated[int, typer.Option(help="Tokens of a request's own, a multiple of 512.")]
 
 
 @generate.callback()
@@ -48,41 +45,40 @@ def generate_agent(
     _write(output, lines)
 
 
-@generate.command("distinct-prefixes")
-def generate_distinct_prefixes(
-    output: _Output,
-    count: Annotated[int, typer.Option(help="Prefixes.")] = 256,
-    rounds: _Rounds = 4,
-    prefix_tokens: _Prefix = 1024,
-    own_tokens: _Own = 512,
-) -> None:
-    """Prefixes asked one after the other, round by round, each request with an end of its own."""
-    with _named_options():
-        workload = DistinctPrefixes(
-            count=count, rounds=rounds, prefix_tokens=prefix_tokens, own_tokens=own_tokens
-        )
-    _write(output, prefix_lines(workload))
+def _generate_prefixes(kind: type[DistinctPrefixes | SharedPrefix]) -> Callable[..., None]:
+    def command(
+        output: _Output,
+        count: Annotated[int, typer.Option(help="Prefixes.")] = 256,
+        rounds: Annotated[int, typer.Option(help="Requests for each prefix, on average.")] = 4,
+        prefix_tokens: Annotated[
+            int, typer.Option(help="Tokens of a prefix, a multiple of 512.")
+        ] = 1024,
+        own_tokens: Annotated[
+            int, typer.Option(help="Tokens of a request's own, a multiple of 512.")
+        ] = 512,
+        seed: _Seed = 0,
+    ) -> None:
+        with _named_options():
+            workload = kind(
+                count=count,
+                rounds=rounds,
+                prefix_tokens=prefix_tokens,
+                own_tokens=own_tokens,
+                seed=seed,
+            )
+        _write(output, prefix_lines(workload))
+
+    return command
 
 
-@generate.command("shared-prefix")
-def generate_shared_prefix(
-    output: _Output,
-    count: Annotated[int, typer.Option(help="Prefixes.")] = 256,
-    rounds: _Rounds = 4,
-    prefix_tokens: _Prefix = 1024,
-    own_tokens: _Own = 512,
-    seed: _Seed = 0,
-) -> None:
-    """Requests on prefixes drawn at random, the first ones far more often."""
-    with _named_options():
-        workload = SharedPrefix(
-            count=count,
-            rounds=rounds,
-            prefix_tokens=prefix_tokens,
-            own_tokens=own_tokens,
-            seed=seed,
-        )
-    _write(output, prefix_lines(workload))
+generate.command(
+    "distinct-prefixes",
+    help="Prefixes asked one after the other, round by round, each request with an end of its own."
+    " They are the same at every seed.",
+)(_generate_prefixes(DistinctPrefixes))
+generate.command(
+    "shared-prefix", help="Requests on prefixes drawn at random, the first ones far more often."
+)(_generate_prefixes(SharedPrefix))
 
 
 @generate.command("mixed")

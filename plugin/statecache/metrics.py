@@ -37,6 +37,9 @@ PREFIX = "statecache_"
 DRY_RUN = "dry_run"  # in the place of a policy, where nothing of the plugin is in place
 _INTERVAL_SECONDS = 1.0
 COMMON_LABELS = ("engine", "model_name", "rank")
+# Shown as 0 from the start, as every counter without a label of its own: who reads two of them and
+# takes the difference can tell "none" from "not counted".
+_FROM_START = ("evictions|policy", "skips|not_cached")
 BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
 _WALK, _WALK_SUM = "walk_seconds", "walk_seconds_sum"
 
@@ -211,7 +214,9 @@ class Exporter:
         self._children: dict[str, Any] = {}
         for metric in METRICS:
             if metric.kind == "counter" and not metric.label:
-                self._child(metric.name)  # shown as 0 from the start
+                self._child(metric.name)
+        for key in _FROM_START:
+            self._child(key)
 
     def apply(self, changes: Mapping[str, float]) -> None:
         """Add what `Changes` found."""

@@ -2,11 +2,18 @@
 
 The engine's scheduler reports arrivals and ends; a thread of its own does all the work. A fault of
 the recording ends the recording, never a request.
+
+Each recording has a file of its own: where FILE.jsonl is there, a restarted server writes to
+FILE.2.jsonl, the next one to FILE.3.jsonl. Nothing is overwritten, and nothing appended: ids are
+hashes under a key that ends with its recording, so two of them in one file would share prompts that
+never were the same. All these files together keep to the size that was asked for.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gzip
+import itertools
 import logging
 import os
 import queue
@@ -15,7 +22,7 @@ import stat
 import threading
 import time
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -98,7 +105,10 @@ def _spans_in(spans: Iterable[Span], block: int) -> bytes:
 
 
 def check_record_file(path: str) -> None:
-    """Raise `SettingsError` unless a recording can begin at `path`: a file to be, or a device."""
+    """Raise `SettingsError` unless a recording can begin at `path`, or numbered beside it.
+
+    A device (/dev/null) is written to as it is.
+    """
     flag, shown = flag_of("record"), on_one_line(path)
     try:
         there = Path(path).stat()
@@ -106,11 +116,49 @@ def check_record_file(path: str) -> None:
         there = None
     except (OSError, ValueError) as error:
         raise SettingsError(f"{flag}: {shown} cannot be written ({error})") from error
-    if there is not None and not stat.S_ISCHR(there.st_mode):
-        raise SettingsError(f"{flag}: {shown} is there already: name another file")
+    if there is not None and stat.S_ISCHR(there.st_mode):
+        return
+    if there is not None and not stat.S_ISREG(there.st_mode):
+        raise SettingsError(f"{flag}: {shown} is there and no file: name another one")
     folder = Path(path).parent
-    if there is None and not (folder.is_dir() and os.access(folder, os.W_OK)):
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise SettingsError(f"{flag}: {on_one_line(str(folder))} is no directory to write to")
+
+
+def _names(path: str) -> Iterator[str]:
+    """Yield `path`, then the same with 2, 3, ... before its endings."""
+    yield path
+    folder, name = os.path.split(path)
+    stem, dot, endings = (name, "", "") if name.startswith(".") else name.partition(".")
+    for number in itertools.count(2):
+        yield os.path.join(folder, f"{stem}.{number}{dot}{endings}")  # noqa: PTH118 - as given
+
+
+def _opened(path: str) -> tuple[int, str, int]:
+    """Open the first of `_names` that is free: not there, or empty and nobody's.
+
+    Returns it, its name, and the bytes of those that are not free. Raises `OSError`.
+    """
+    taken = 0
+    for name in _names(path):
+        try:
+            file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o600)
+        except OSError:
+            if not Path(name).exists():
+                raise
+            continue  # no file, or nobody may write to it
+        try:
+            there = os.fstat(file)
+            if stat.S_ISCHR(there.st_mode):
+                return file, name, 0
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed
+            if there.st_size == 0:
+                return file, name, taken
+        except OSError:  # another server records there
+            pass
+        os.close(file)
+        taken += there.st_size
+    raise AssertionError("there is always one more name")
 
 
 class _FullError(Exception):
@@ -120,19 +168,19 @@ class _FullError(Exception):
 class _BoundedFile:
     """Appends whole lines. What is written by one call is there as a whole, or nothing of it is.
 
-    With .gz each call makes a gzip member of its own, so that the file is sound at any time.
+    With .gz each call makes a gzip member of its own, so that the file is sound at any time. The
+    earlier recordings beside it count in `most_bytes`.
     """
 
     def __init__(self, path: str, most_bytes: int) -> None:
         check_record_file(path)
-        flags = os.O_WRONLY | (0 if Path(path).exists() else os.O_CREAT | os.O_EXCL)
         try:
-            self._file = os.open(path, flags, 0o600)
+            self._file, self.name, self.taken = _opened(path)
         except OSError as error:
             what = f"{flag_of('record')}: {on_one_line(path)} cannot be written"
             raise SettingsError(f"{what} ({error.strerror})") from error
         self._packed = path.lower().endswith(".gz")
-        self._most_bytes = most_bytes
+        self._most_bytes = most_bytes - self.taken
         self._bytes = 0
 
     def append(self, lines: list[bytes]) -> int:
@@ -202,8 +250,9 @@ class TraceRecorder:
         ids: BlockIds | None = None,
         observe: Observer | None = None,
     ) -> None:
-        self._what = "the dry run" if path is None else f"the recording to {on_one_line(path)}"
         self._file = None if path is None else _BoundedFile(path, most_mib * _MIB)
+        name = "" if self._file is None else on_one_line(self._file.name)
+        self._what = f"the recording to {name}" if name else "the dry run"
         self._observe = observe
         self._most_mib = most_mib
         self._log = log
@@ -222,7 +271,7 @@ class TraceRecorder:
         # At the end of any process, also of one that multiprocessing started.
         self._at_exit = Finalize(None, self.close, exitpriority=10)
         if path is not None:
-            log.info("statecache: recording requests to %s, %d MiB at most", path, most_mib)
+            log.info("statecache: recording requests to %s, %d MiB at most", name, most_mib)
 
     @property
     def recording(self) -> bool:
@@ -283,8 +332,9 @@ class TraceRecorder:
 
     def _file_failed(self, error: Exception) -> None:
         if isinstance(error, _FullError):
-            what = "statecache: %s has reached %d MiB and ends here"
-            self._log.warning(what, self._what, self._most_mib)
+            what = "statecache: %s has reached %d MiB%s and ends here"
+            earlier = " with those before it" if self._file is not None and self._file.taken else ""
+            self._log.warning(what, self._what, self._most_mib, earlier)
         else:
             why = getattr(error, "strerror", error)
             self._log.error("statecache: %s ends here (%s)", self._what, why)

@@ -69,6 +69,38 @@ def test_an_engine_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     process.close()
 
 
+@pytest.mark.parametrize("script", ["sleep 1000", "read -n 1 job; echo -n '{'; sleep 1000"])
+def test_an_engine_that_reads_or_says_only_a_part_is_ended(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe holds 64 KiB, and the job has a megabyte; a line without its end is no answer."""
+    monkeypatch.setattr(cache, "_JOB_SECONDS", 0.5)
+    python = engine(tmp_path, f"{HELLO}; {script}")
+    process = EngineProcess("sglang", python)
+    started = time.monotonic()
+    job = [list(range(200_000))] if script.startswith("sleep") else [[1]]
+    with pytest.raises(ArmError, match=r"no answer within 0.5 s"):
+        process.play(arm(python), job)
+    assert time.monotonic() - started < 20
+    assert not process.alive
+    process.close()
+
+
+def test_a_long_job_and_a_long_answer_arrive_whole(tmp_path: Path) -> None:
+    served = "[512,0,0,false]," * 20_000 + "[512,0,0,false]"
+    said = f'{{"played":{{"served":[{served}],"evicted_states":null,"skipped_states":0}}}}'
+    (tmp_path / "answer").write_text(f"{said}\n")
+    python = engine(
+        tmp_path,
+        f"{HELLO}; read job; sleep 0.2; echo ${{#job}} >&2; cat {tmp_path}/answer; sleep 9",
+    )
+    process = EngineProcess("sglang", python)
+    played = process.play(arm(python), [list(range(200_000))])
+    assert len(played.served) == 20_001
+    assert int(process._last_words().strip(" ()")) > 200_000 * 6
+    process.close()
+
+
 def test_an_engine_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     python = engine(tmp_path, "echo No module named sglang >&2; exit 1")
     done = run("ab", "--arm", "a:", "--arm", f"b:engine=sglang,kv_tokens=512,python={python}")

@@ -2,17 +2,19 @@
 
 import re
 import shutil
-import subprocess
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 
 from replay_support import run
 from statecache.ab.answers import Answered, Answers, server_run
 from statecache.ab.bench import Cell, Failure, Trial
 from statecache.ab.page import report_page
-from statecache.ab.picture import line_chart, share_chart
+from statecache.ab.picture import LINES, line_chart, share_chart
 from statecache.ab.result import Machine, Result
 from statecache.ab.server_arm import ServerArm
 from statecache.ab.workloads import Workload
@@ -58,8 +60,8 @@ def test_nothing_is_fetched_and_names_are_escaped(page: Path) -> None:
     assert not any({"src", "href"} & attributes.keys() for _, attributes in reader.tags)
     assert not re.search(r"https?:|url\(|@import", page.read_text())
     verdicts = [row for row in reader.rows if len(row) == 7]
-    assert [row[2] for row in verdicts[1:2]] == [f"gds, not {NAME}"]
-    assert {row[1] for row in verdicts if row[0] == "agent"} <= {
+    assert [row[1] for row in verdicts[1:2]] == [f"gds, not {NAME}"]
+    assert {row[2] for row in verdicts if row[0] == "agent"} <= {
         "better",
         "worse",
         "not distinguishable",
@@ -108,23 +110,64 @@ def test_the_axis_of_shares_has_few_round_numbers(values: list[float], ticks: li
     assert found[5:] == ticks
 
 
-def on_a_phone(page: Path, folder: Path) -> tuple[int, str]:
-    """Return how wide the page is in a window of 500 pixels, and the document."""
-    wide = "<script>document.title=document.documentElement.scrollWidth</script>"
-    probe = folder / "probe.html"
-    probe.write_text(page.read_text() + wide)
-    browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=500,900"]
-    options = [f"--user-data-dir={folder / 'profile'}", "--dump-dom", probe.as_uri()]
-    done = subprocess.run([*browser, *options], capture_output=True, text=True, timeout=120)
-    (width,) = re.findall(r"<title>(\d+)</title>", done.stdout)
-    return int(width), done.stdout
+# Of each plot: where it stands in the page, and what it draws in which colour.
+PLOTS = """[...document.querySelectorAll('svg')].map(svg => {
+  const box = svg.getBoundingClientRect();
+  const colours = [...svg.querySelectorAll('circle, polyline')].map(
+    e => e.tagName == 'circle' ? e.getAttribute('fill') : e.getAttribute('stroke'));
+  return {left: box.left, top: box.top + scrollY, width: box.width, height: box.height,
+          colours: [...new Set(colours)]}})"""
+# What sticks out to the right, unless it is in a box of its own that scrolls.
+WIDER = """[...document.querySelectorAll('body *')].filter(
+  e => !e.closest('.scroll, pre') && e.getBoundingClientRect().right > innerWidth).length"""
+# Words of a plot that lie on one another.
+ON_ONE_ANOTHER = """[...document.querySelectorAll('svg')].flatMap(svg => {
+  const boxes = [...svg.querySelectorAll('text')].map(t => t.getBoundingClientRect());
+  return boxes.filter((a, n) => boxes.slice(n + 1).some(b =>
+    a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom))}).length"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from browser import browsing
+
+    with browsing(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+def look_at(browser: Any, page: Path, width: int, *, dark: bool = False) -> str:
+    """See that the page is drawn at this width, each plot in its place; return the document."""
+    browser.show(page, width, dark=dark)
+    wide = browser.value_of("document.documentElement.scrollWidth")
+    assert wide <= width
+    assert browser.value_of(WIDER) == 0
+    assert browser.value_of(ON_ONE_ANOTHER) == 0
+    shot = browser.picture().astype(int)
+    paper = shot[2, 2]
+    assert (paper.mean() < 60) == dark
+    plots = browser.value_of(PLOTS)
+    assert plots
+    for plot in plots:
+        left, top, across, down = (round(plot[key]) for key in ("left", "top", "width", "height"))
+        assert across > 0.85 * min(width, 640)
+        inside = shot[top : top + down, left : left + across]
+        drawn = numpy.abs(inside - paper).max(axis=2) > 40
+        assert 0.002 < drawn.mean() < 0.5
+        assert plot["colours"]
+        assert set(plot["colours"]) <= set(LINES)
+        for colour in plot["colours"]:
+            wanted = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+            assert (numpy.abs(inside - wanted).max(axis=2) < 12).sum() >= 10, colour
+    return str(browser.value_of("document.documentElement.outerHTML"))
 
 
 @needs_browser
-def test_a_browser_shows_it_on_a_phone(page: Path, tmp_path: Path) -> None:
-    """What stands in the page arrives in the document, and nothing is wider than a phone."""
-    width, document = on_a_phone(page, tmp_path)
-    assert width <= 500
+@pytest.mark.parametrize(("width", "dark"), [(390, False), (390, True), (1280, False)])
+def test_a_browser_draws_it_at_every_width(
+    page: Path, browser: Any, width: int, dark: bool
+) -> None:
+    """What stands in the page is seen in the picture, and nothing is wider than the screen."""
+    document = look_at(browser, page, width, dark=dark)
     assert document.count("<circle") == 6  # two arms in each of three plots
 
 
@@ -140,17 +183,18 @@ def answered(first: float) -> Answered:
 
 
 @needs_browser
-def test_a_browser_shows_the_times_of_servers_on_a_phone(tmp_path: Path) -> None:
-    """Servers that report no hits: a curve an arm, and points for the other seven measures."""
+def test_a_browser_shows_the_times_of_servers_on_a_phone(browser: Any, tmp_path: Path) -> None:
+    """Servers that report no hits: a curve an arm, and points for the other eight measures."""
     arms = [ServerArm(name=name, url="http://127.0.0.1:1") for name in ("a", "b")]
     cell = Cell(name="chat", workload=Workload(kind="distinct-prefixes"), arms=arms)
     runs = [
-        server_run("chat", arm, seed, Answers([answered((n + seed) / 10) for n in (1, 2, 30)]), 0)
+        server_run("chat", arm, seed, Answers(asked, None, 900 << 20), 0)
         for seed in range(2)
-        for arm in "ab"
+        for arm, slower in (("a", 1), ("b", 2))
+        for asked in [[answered(slower * (n + seed) / 10) for n in (1, 2, 30)]]
     ]
     result = Result(
-        revision=None,
+        revision="0123456789" * 4 + "-dirty",  # a long word
         engines={},
         machine=Machine.here(),
         settings=Trial(name="t", cells=[cell], repeats=2),
@@ -162,10 +206,10 @@ def test_a_browser_shows_the_times_of_servers_on_a_phone(tmp_path: Path) -> None
     )
     page = tmp_path / "report.html"
     page.write_bytes(report_page(result))
-    width, document = on_a_phone(page, tmp_path)
-    assert width <= 500
+    document = look_at(browser, page, 390)
     assert "<h2>Time to first token, chat</h2>" in document
     assert "Token hit rate (" not in document
     assert document.count("not measured") == 2 * 2  # hit rate and ceiling of each arm
-    assert document.count("<polyline") == 2 + 2 * 7
+    assert document.count("<polyline") == 2 + 2 * 8
+    assert document.count("900 MiB, processes") == 2
     assert "chat, arm c left out: the server ended with status 1; server-c.log: boom" in document

@@ -284,13 +284,77 @@ if __name__ == "__main__":
     assert [line["output_length"] for line in lines_of(path)] == [5]
 
 
-def test_a_file_that_is_there_is_left_alone(tmp_path):
+def recorded(made: TraceRecorder) -> None:
+    made.arrived(1)
+    made.ended(1, Ended(PROMPT, 1))
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "second", "third"),
+    [
+        ("traffic", "traffic.2", "traffic.3"),
+        ("t.jsonl.gz", "t.2.jsonl.gz", "t.3.jsonl.gz"),
+        (".hidden", ".hidden.2", ".hidden.3"),
+    ],
+)
+def test_a_restarted_server_records_beside_what_is_there(tmp_path, caplog, name, second, third):
+    caplog.set_level(logging.INFO)
+    path = tmp_path / name
+    path.write_bytes(b"precious")
+    check_record_file(str(path))
+    recorded(recorder(path))
+    recorded(recorder(path))
+    assert path.read_bytes() == b"precious"
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([name, second, third])
+    assert [len(lines_of(tmp_path / one)) for one in (second, third)] == [1, 1]
+    ids = [lines_of(tmp_path / one)[0]["hash_ids"] for one in (second, third)]
+    assert not set(ids[0]) & set(ids[1])  # a key each
+    begun = [r.getMessage() for r in caplog.records if "recording requests to" in r.getMessage()]
+    assert begun == [
+        f"statecache: recording requests to {tmp_path / one}, 1 MiB at most"
+        for one in (second, third)
+    ]
+
+
+def test_an_empty_file_is_taken_unless_another_server_records_there(tmp_path):
     path = tmp_path / "traffic"
-    path.write_text("precious")
-    for call in (lambda: check_record_file(str(path)), lambda: recorder(path)):
-        with pytest.raises(SettingsError, match=r"^--statecache-record: .* is there already"):
-            call()
-    assert path.read_text() == "precious"
+    path.touch()
+    first = recorder(path)
+    second = recorder(path)
+    recorded(second)
+    recorded(first)
+    assert {one.name for one in tmp_path.iterdir()} == {"traffic", "traffic.2"}
+    assert len(lines_of(path)) == len(lines_of(tmp_path / "traffic.2")) == 1
+    recorder(path).close()
+    recorder(path).close()
+    assert {one.name for one in tmp_path.iterdir()} == {"traffic", "traffic.2", "traffic.3"}
+
+
+def test_what_cannot_be_written_to_is_passed_over(tmp_path):
+    path = tmp_path / "traffic"
+    path.write_text("x")
+    (tmp_path / "traffic.2").mkdir()
+    os.mkfifo(tmp_path / "traffic.3")
+    recorded(recorder(path))
+    assert len(lines_of(tmp_path / "traffic.4")) == 1
+    with pytest.raises(SettingsError, match="is there and no file: name another one"):
+        recorder(tmp_path / "traffic.3")
+
+
+def test_all_recordings_together_keep_to_the_size(tmp_path, caplog):
+    """A MiB less 100 bytes is there: a line of three ids has no room, and the server goes on."""
+    path = tmp_path / "traffic"
+    path.write_bytes(b"x" * (2**20 - 100))
+    for _ in range(3):
+        made = recorder(path, interval=0.01)
+        recorded(made)
+        wait_for(lambda made=made: not made._thread.is_alive())
+    assert (tmp_path / "traffic.2").stat().st_size == 0
+    assert {one.name for one in tmp_path.iterdir()} == {"traffic", "traffic.2"}
+    what = f"statecache: the recording to {tmp_path / 'traffic.2'} has reached 1 MiB"
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert said == [f"{what} with those before it and ends here"] * 3
 
 
 @pytest.mark.parametrize("name", ["missing/traffic", "file/traffic", "x" * 300, "a\0b", "."])

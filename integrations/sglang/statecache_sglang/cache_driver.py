@@ -3,7 +3,7 @@
 One token here stands for a block of 512. The cost model is scaled by powers of two, so that gds
 sees exactly the costs of the real depths. Requests are served one at a time.
 
-What differs from the driver `core`, in SGLang 0.5.23:
+What differs from the driver `core`, in SGLang 0.5.23 (docs/ab.md has the numbers):
 - The end of a request is no use of the state it resumed from, in lru, and that state is locked only
   until the next one is cached: where a request sets several states, the order differs a little.
 - A leaf loses its KV with its state. So less KV is resident: fewer tokens are missed by state, and

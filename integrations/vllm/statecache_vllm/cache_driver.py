@@ -3,7 +3,10 @@
 16 tokens here, a block of vLLM, stand for a block of 512. The cost model is scaled by powers of
 two, so that gds sees exactly the costs of the real depths. Requests are served one at a time.
 
-What differs from the driver `core`, in vLLM 0.32:
+What differs from the driver `core`, in vLLM 0.32 (docs/ab.md has the numbers):
+- The last token of a prompt is always computed: the last state lies a block before the end of a
+  prompt, which is whole blocks here.
+- A state stays where a known prefix ends, too.
 - A state takes blocks of the one pool while it is computed, and stays there until they are needed,
   also beside a checkpoint pool: a request may resume from either.
 - A request holds two states in three blocks each, and one block is vLLM's own: what fits the

@@ -22,6 +22,7 @@ __all__ = ["ENGINES", "Arm", "check_arms", "made_arm", "parse_arm"]
 
 ENGINES = ("core", "sglang", "vllm")
 _MOST = 2**48  # of any size: far within 64 bits
+_MOST_BYTES = 2**62
 POOLS = ("native", "int8", "shared")
 # By engine and pool. "stock" is the engine without the plugin.
 _POLICIES = {
@@ -48,7 +49,8 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     `slots` counts native states: an int8 pool of the same bytes holds `int8_ratio` times as many,
     and a shared pool of blocks gets `state_blocks` blocks for each. Each of `running` requests
     keeps `slots_a_request` of them for itself. `kv_tokens` 0 is unlimited (core alone). `baseline`
-    names the arm to compare with, by default the first. `python` starts the engine.
+    names the arm to compare with, by default the first. `python` starts the engine. `state_mib` is
+    what a native state of your model takes (`statecache plan` says it), for the report alone.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     state_blocks: float = 3
     baseline: str | None = None
     python: str | None = None
+    state_mib: float | None = None
 
     def __post_init__(self) -> None:
         self._known("engine", ENGINES)
@@ -79,6 +82,10 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         )
         self._above(0, "slots", "int8_ratio", "slots_a_request", "state_blocks")
         self._above(-1, "running", "kv_tokens")
+        if self.state_mib is not None:
+            self._above(0, "state_mib")
+        if (self.state_slot_bytes or 0) >= _MOST_BYTES:
+            raise self.error(f"{self.slots} slots of {self.state_mib:g} MiB are too many bytes")
         if self.chunk < BLOCK_TOKENS or self.chunk % BLOCK_TOKENS:
             raise self.error(f"chunk {self.chunk} is no multiple of {BLOCK_TOKENS}")
         if self.kv_tokens < BLOCK_TOKENS and (self.kv_tokens or self._needs_kv):
@@ -113,6 +120,11 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """How many cached states fit in a pool of their own."""
         ratio = self.int8_ratio if self.pool == "int8" else 1
         return math.floor(self.free_slots * ratio)
+
+    @property
+    def state_slot_bytes(self) -> int | None:
+        """The memory of all slots, those of running requests too; None if it was not said."""
+        return None if self.state_mib is None else round(self.slots * self.state_mib * 2**20)
 
     @property
     def kv_blocks(self) -> int | None:

@@ -20,15 +20,20 @@ class BlockTokens:
     """
 
     def __init__(self, salt: str, vocabulary: int, tokens_a_block: int) -> None:
+        self.tokens_a_block = tokens_a_block
         self._salt = salt
         self._first = vocabulary // 8
         self._choices = vocabulary - 2 * self._first
         self._format = struct.Struct(f"<{tokens_a_block}I")
         self._remembered = lru_cache(_REMEMBERED_BLOCKS)(self._tokens)
 
+    def of(self, block: int) -> list[int]:
+        """Return the tokens of a block; they are not to be changed."""
+        return self._remembered(block)
+
     def prompt(self, blocks: list[int]) -> list[int]:
         """Return the tokens of a prompt."""
-        return [token for block in blocks for token in self._remembered(block)]
+        return [token for block in blocks for token in self.of(block)]
 
     def _tokens(self, block: int) -> list[int]:
         stream = hashlib.shake_128(f"{self._salt} {block}".encode()).digest(self._format.size)

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -24,6 +25,7 @@ __all__ = ["ArmError", "EngineProcess"]
 
 _START_SECONDS = 300
 _JOB_SECONDS = 900
+_MOST_READ_BYTES = 1 << 20
 _Said = TypeVar("_Said", Hello, Answer)
 
 
@@ -40,6 +42,8 @@ class EngineProcess:
     def __init__(self, engine: str, python: str | None) -> None:
         """Start it. Raises `SettingsError` if the engine is not there."""
         self._engine = engine
+        self._said = b""
+        self._within(_START_SECONDS)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         command = [python or sys.executable, "-m", f"statecache_{engine}.cache_driver"]
         try:
@@ -49,6 +53,7 @@ class EngineProcess:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 start_new_session=True,
+                bufsize=0,
             )
         except OSError as error:
             self._log.close()
@@ -56,7 +61,7 @@ class EngineProcess:
                 on_one_line(f"{engine}: cannot start {command[0]} ({error.strerror})")
             ) from error
         try:
-            self.version = self._read(Hello, _START_SECONDS).version
+            self.version = self._read(Hello).version
         except ArmError as error:
             self.close()
             raise SettingsError(
@@ -68,14 +73,9 @@ class EngineProcess:
 
     def play(self, arm: Arm, prompts: list[list[int]]) -> Played:
         """Play the arm. Raises `ArmError`; look at `alive` afterwards."""
-        stdin = self._process.stdin
-        try:
-            if stdin is not None:
-                stdin.write(msgspec.json.encode(Job(arm, prompts)) + b"\n")
-                stdin.flush()
-        except OSError:  # it is gone: reading says why
-            pass
-        answer = self._read(Answer, _JOB_SECONDS)
+        self._within(_JOB_SECONDS)
+        self._write(msgspec.json.encode(Job(arm, prompts)) + b"\n")
+        answer = self._read(Answer)
         if answer.played is None:
             raise ArmError(on_one_line(f"{self._engine}: {answer.error}"))
         return answer.played
@@ -95,26 +95,52 @@ class EngineProcess:
                     stream.close()
         self._log.close()
 
-    def _read(self, kind: type[_Said], seconds: float) -> _Said:
+    def _within(self, seconds: float) -> None:
+        """Let what follows take so long, and no longer."""
+        self._seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    def _write(self, data: bytes) -> None:
+        """Write to a process that may not read. Raises `ArmError` where it does not in time."""
+        stdin = self._process.stdin
+        if stdin is None:
+            return
+        left = memoryview(data)
+        with suppress(BrokenPipeError):  # it is gone: reading says why
+            os.set_blocking(stdin.fileno(), False)
+            while left:
+                self._wait([], [stdin])
+                with suppress(BlockingIOError):
+                    left = left[os.write(stdin.fileno(), left) :]
+
+    def _read(self, kind: type[_Said]) -> _Said:
         stdout = self._process.stdout
-        if stdout is None or not select.select([stdout], [], [], seconds)[0]:
-            self._kill()
-            raise ArmError(f"no answer within {seconds} s{self._last_words()}")
-        line = stdout.readline()
-        if not line:
-            code = self._process.wait()
-            raise ArmError(f"ended with status {code}{self._last_words()}")
+        while stdout is not None and b"\n" not in self._said:
+            self._wait([stdout], [])
+            data = os.read(stdout.fileno(), _MOST_READ_BYTES)
+            if not data:
+                code = self._process.wait()
+                raise ArmError(f"ended with status {code}{self._last_words()}")
+            self._said += data
+        line, _, self._said = self._said.partition(b"\n")
         try:
             return msgspec.json.decode(line, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self._kill()
             raise ArmError(f"answers something else ({error})") from error
 
+    def _wait(self, readable: list[IO[bytes]], writable: list[IO[bytes]]) -> None:
+        left = max(0, self._end - time.monotonic())
+        if not any(select.select(readable, writable, [], left)):
+            self._kill()
+            raise ArmError(f"no answer within {self._seconds:g} s{self._last_words()}")
+
     def _kill(self) -> None:
         """End it with all that it started itself; they hold its pipes too."""
         if self.alive:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()  # so that nobody takes it for alive
 
     def _last_words(self) -> str:
         self._log.seek(0)

@@ -101,7 +101,8 @@ def ab_command(
             metavar="KEY=VALUE,...",
             help="How servers are asked: tokens_a_block (512), output_tokens (128 at most),"
             " request_seconds (600), one_at_a_time (false: all launched servers are up at once;"
-            " true: each is started for each of its runs), salt.",
+            " true: each is started for each of its runs), answers_in_prompts (true: in a closed"
+            " loop), salt.",
         ),
     ] = None,
     speed: Annotated[

@@ -129,7 +129,8 @@ class Experiment:
     def _agent_traces(self, slots: int) -> Cell:
         arms = []
         for engine in self._engines:
-            policies = ("lru", "gds", "clairvoyant") if engine == "core" else ("lru", "gds")
+            known = ("lru", "gds", "learned", "clairvoyant")
+            policies = known if engine == "core" else known[:2]
             arms += _against_first(
                 [
                     Arm(

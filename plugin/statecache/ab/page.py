@@ -32,17 +32,23 @@ _TITLES = {
     "itl_p99_ms": "Inter-token latency, 99th percentile, ms (lower is better)",
     "output_tokens_per_second": "Output tokens a second (higher is better)",
     "request_errors": "Share of requests that failed (lower is better)",
+    "peak_resident_mib": "Most memory of the server's processes, MiB (lower is better)",
 }
 _STYLE = """
 :root { color-scheme: light dark; --line: #8886; --good: #1a7f37; --bad: #c0392b; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 62rem; }
+@media (prefers-color-scheme: dark) { :root { --good: #4ac26b; --bad: #ff7b72; } }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 62rem;
+  overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 svg { width: 100%; max-width: 40rem; height: auto; display: block; }
 svg text { font: 13px system-ui, sans-serif; fill: currentColor; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem .3rem 0; border-bottom: 1px solid var(--line); }
-th, td { white-space: nowrap; text-align: left; }
+th, td { white-space: nowrap; text-align: left; overflow-wrap: normal; }
+td.w { white-space: normal; } td.w + td.w { min-width: 6.5rem; }
+td.w + td.w + td.w { min-width: 0; }
+@media (max-width: 30rem) { table { font-size: .8rem; } td.w + td.w { min-width: 5.5rem; } }
 td.n, th.n { text-align: right; }
 .legend { display: flex; flex-wrap: wrap; gap: .25rem 1rem; padding: 0; list-style: none; }
 .legend i { display: inline-block; width: .8rem; height: .8rem; margin-right: .35rem; }
@@ -127,7 +133,7 @@ def _first_tokens(result: Result) -> list[str]:
     for cell in result.settings.cells:
         by_arm: dict[str, list[list[float]]] = {}
         for run in result.runs:
-            if run.cell == cell.name and run.times is not None:
+            if run.cell == cell.name and run.times is not None and run.times.ttft_quantiles_ms:
                 by_arm.setdefault(run.arm, []).append(run.times.ttft_quantiles_ms)
         if by_arm:
             lines = [
@@ -150,15 +156,15 @@ def _legend(arms: Iterable[str]) -> str:
 
 def _verdicts(comparisons: list[Comparison]) -> str:
     rows = [
-        f"<tr><td>{escape(c.cell)}<td class={c.verdict.split()[0]}>{c.verdict}"
-        f"<td>{escape(c.arm)}, not {escape(c.baseline)}"
-        f"<td class=n>{number_text(c.baseline_mean)}<td class=n>{number_text(c.arm_mean)}"
+        f"<tr><td class=w>{escape(c.cell)}<td class=w>{escape(c.arm)}, not {escape(c.baseline)}"
+        f"<td class='w {c.verdict.split()[0]}'>{c.verdict}"
         f"<td class=n>{number_text(c.difference, sign=True)}<td class=n>{interval_of(c)}"
+        f"<td class=n>{number_text(c.baseline_mean)}<td class=n>{number_text(c.arm_mean)}"
         for c in comparisons
     ]
     return (
-        "<div class=scroll><table><tr><th>cell<th>verdict<th>arms<th class=n>baseline"
-        "<th class=n>arm<th class=n>difference<th class=n>95 % interval"
+        "<div class=scroll><table><tr><th>cell<th>arms<th>verdict<th class=n>difference"
+        "<th class=n>95 % interval<th class=n>baseline<th class=n>arm"
         + "\n".join(rows)
         + "</table></div>"
     )
@@ -171,28 +177,57 @@ def _arms(result: Result) -> str:
     rows = []
     for (cell, arm), runs in grouped.items():
         cells = (
-            _share([run.hit_tokens for run in runs], runs),
-            _share([run.resident_tokens for run in runs], runs),
+            _share([_hit_rate(run) for run in runs]),
+            _share([_ceiling(run) for run in runs]),
             _average([run.evicted_states for run in runs]),
             _average([run.skipped_states for run in runs]),
             _average([run.rejected for run in runs]),
+            _memory(runs),
         )
         numbers = "".join(f"<td class=n>{cell}" for cell in cells)
         rows.append(f"<tr><td>{escape(cell)}<td>{escape(arm)}<td class=n>{len(runs)}{numbers}")
     return (
+        "<p class=note>The ceiling is what could be hit with a state wherever KV is resident;"
+        " evicted and not kept are states.</p>"
         "<div class=scroll><table><tr><th>cell<th>arm<th class=n>runs<th class=n>hit rate"
-        "<th class=n>ceiling (KV resident)<th class=n>evicted states<th class=n>states not kept"
-        "<th class=n>rejected" + "\n".join(rows) + "</table></div>"
+        "<th class=n>ceiling<th class=n>evicted<th class=n>not kept"
+        "<th class=n>rejected<th class=n>memory" + "\n".join(rows) + "</table></div>"
     )
 
 
-def _share(tokens: list[int | None], runs: list[Run]) -> str:
-    known = [count for count in tokens if count is not None]
-    if len(known) < len(runs):
+def _hit_rate(run: Run) -> float | None:
+    return MEASURES[0].of(run)
+
+
+def _ceiling(run: Run) -> float | None:
+    """What could have been hit with a state everywhere; by a server's counters, if it has them."""
+    if run.resident_tokens is not None:
+        return run.resident_tokens / (run.prompt_tokens or 1)
+    counted = run.counters
+    if counted is None or counted.missed_by_state_tokens is None:
+        return None
+    resident = (counted.hit_tokens or 0) + counted.missed_by_state_tokens
+    return resident / (counted.prompt_tokens or 1)
+
+
+def _share(shares: list[float | None]) -> str:
+    known = [share for share in shares if share is not None]
+    if len(known) < len(shares):
         return "not measured"
-    return f"{sum(known) / (sum(run.prompt_tokens for run in runs) or 1):.4f}"
+    return f"{math.fsum(known) / (len(known) or 1):.4f}"
 
 
 def _average(counts: list[int | None]) -> str:
     known = [count for count in counts if count is not None]
     return f"{sum(known) / len(known):,.0f}" if known else "-"
+
+
+def _memory(runs: list[Run]) -> str:
+    for what, found in (
+        ("processes", [run.peak_resident_bytes for run in runs]),
+        ("state slots", [run.state_slot_bytes for run in runs]),
+    ):
+        known = [count for count in found if count is not None]
+        if known:
+            return f"{max(known) / 2**20:,.0f} MiB, {what}"
+    return "-"

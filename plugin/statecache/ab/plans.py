@@ -130,6 +130,9 @@ def _with_servers(trial: Trial, cell: Cell, asking: dict[str, Any]) -> Trial:
             raise SettingsError("--servers and --speed are for servers, and no arm is one")
         return trial
     check_client()
+    for arm in cell.arms:
+        if isinstance(arm, ServerArm):
+            arm.key()  # says if it is not there
     if not all(servers) and not cell.workload.seeded:
         raise SettingsError(
             f"workload: {cell.workload.kind} is the same at each seed, so only servers can repeat"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from statecache.ab.server_metrics import Counters
 from statecache.trace import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -57,12 +58,12 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
     TTFT is the time to the first token, from `ttft_quantiles_ms` at 0, 1, ... 100 %; ITL the time
     from one token to the next, None where all of an answer came at once. `request_errors` is
-    the share of requests that failed; they count nowhere else.
+    the share of requests that failed; they count nowhere else. Where all failed there is no TTFT.
     """
 
-    ttft_p50_ms: float
-    ttft_p90_ms: float
-    ttft_p99_ms: float
+    ttft_p50_ms: float | None
+    ttft_p90_ms: float | None
+    ttft_p99_ms: float | None
     itl_p50_ms: float | None
     itl_p99_ms: float | None
     output_tokens_per_second: float
@@ -75,7 +76,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     Evicted and skipped states count from the start: they belong to no one request. None is what
     was not measured: a server does not say what was resident, and its hits only where it reports
-    them; `times` are those of servers. `rejected` are a server's errors.
+    them; `times` are those of servers, `counters` what their `/metrics` say. `rejected` are a
+    server's errors; `answered_tokens` of its prompts are what it had answered itself.
+    `peak_resident_bytes` is the memory of a launched server's processes, `state_slot_bytes` that of
+    the arm's state slots, where it says what a state takes.
     """
 
     cell: str
@@ -92,10 +96,18 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     evicted_states: int | None
     skipped_states: int | None
     times: Times | None = None
+    answered_tokens: int | None = None
+    peak_resident_bytes: int | None = None
+    state_slot_bytes: int | None = None
+    counters: Counters | None = None
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """A number that arms are compared by."""
+    """A number that arms are compared by.
+
+    Hit rate and missed-by-state tokens of a server that does not report them request by request are
+    those of its counters, with the warm-up in them: `counted` says so.
+    """
 
     name: str
     higher_is_better: bool
@@ -107,14 +119,24 @@ class Measure(msgspec.Struct, frozen=True):
 
     def of(self, run: Run) -> float | None:
         """Return the measure of a run; 0 where no request was served, None if not measured."""
+        if self.name == "peak_resident_mib":
+            return None if run.peak_resident_bytes is None else run.peak_resident_bytes / 2**20
         if self.name not in _TOTALS:
             found: float | None = None if run.times is None else getattr(run.times, self.name)
             return found
-        total: float | None = getattr(run, _TOTALS[self.name])
-        whole = run.prompt_tokens if self.name == "token_hit_rate" else run.requests
-        return None if total is None else total / whole if whole else 0.0
+        source = run.counters if self.counted(run) and run.counters else run
+        total: float | None = getattr(source, _TOTALS[self.name])
+        whole = source.prompt_tokens if self.name == "token_hit_rate" else source.requests
+        return None if total is None or whole is None else total / whole if whole else 0.0
+
+    def counted(self, run: Run) -> bool:
+        """Whether it comes from the counters of a server."""
+        return (
+            self.name in _COUNTED and getattr(run, _TOTALS[self.name]) is None
+        ) and run.counters is not None
 
 
+_COUNTED = ("token_hit_rate", "missed_by_state_tokens")
 _TOTALS = {
     "token_hit_rate": "hit_tokens",
     "missed_by_state_tokens": "missed_by_state_tokens",
@@ -132,6 +154,7 @@ MEASURES = (
     Measure("itl_p99_ms", False),
     Measure("output_tokens_per_second", True),
     Measure("request_errors", False),
+    Measure("peak_resident_mib", False),
 )
 
 
@@ -157,4 +180,5 @@ def run_of(
         recompute_cost=sum(cost.cost(one.hit_tokens, one.prompt_tokens) for one in done),
         evicted_states=played.evicted_states,
         skipped_states=played.skipped_states,
+        state_slot_bytes=arm.state_slot_bytes,
     )

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from statecache.ab.answers import Answered, Answers
 from statecache.ab.block_tokens import BlockTokens
 from statecache.ab.cache import ArmError
+from statecache.ab.process_memory import MemoryWatch
+from statecache.ab.prompts import Prompts
 from statecache.ab.server_client import Client, Question, RequestError
 from statecache.ab.server_load import at_their_times, session_by_session
+from statecache.ab.server_metrics import counters_between, read_counters
 from statecache.ab.server_model import ServedModel, served_model
 from statecache.ab.server_process import ServerProcess
 from statecache.trace import BLOCK_TOKENS
@@ -28,6 +34,8 @@ __all__ = ["Server", "question_tokens"]
 _ERRORS_IN_A_ROW = 10
 _POLL_SECONDS = 0.25
 _REPLY_SECONDS = 10  # of what is no work
+# Counters may be a moment behind the answers: they are read until they stand still.
+_METRICS_SECONDS, _METRICS_READINGS = 0.4, 12
 _FIRST_OUTPUT_TOKENS = 8
 
 
@@ -72,16 +80,27 @@ class Server:
             self.close()
             raise
 
-    def play(self, workload: Workload, asked: Sequence[Asked], seed: int) -> Answers:
-        """Ask all of it. Raises `ArmError`, and a launched server has then ended."""
+    def play(
+        self, workload: Workload, asked: Sequence[Asked], seed: int, *, answers: bool = False
+    ) -> Answers:
+        """Ask all of it. Raises `ArmError`, and a launched server has then ended.
+
+        With `answers` they stand in the prompts that follow.
+        """
         if self.served is None:
             raise ArmError("the server is not started")
+        watch = None if self._process is None else MemoryWatch(self._process.pid)
         try:
-            return asyncio.run(self._play(self.served, workload, asked, seed))
+            if watch is not None:
+                watch.start()
+            found = asyncio.run(self._measured(self.served, workload, asked, seed, answers))
         except ArmError as error:
             problem = self._with_fate(str(error))
             self.close()
             raise ArmError(problem) from error
+        finally:
+            most = None if watch is None else watch.stop()
+        return msgspec.structs.replace(found, peak_resident_bytes=most)
 
     def close(self) -> None:
         """End it if it was launched; once it is ended this does nothing."""
@@ -91,7 +110,7 @@ class Server:
             process.close()
 
     async def _get_ready(self, longest: int) -> ServedModel:
-        async with Client.connected(self._url, "", _REPLY_SECONDS) as client:
+        async with Client.connected(self._url, self._arm, "", _REPLY_SECONDS) as client:
             if self._process is not None:
                 await self._wait_until_healthy(client, self._process)
             try:
@@ -105,8 +124,7 @@ class Server:
                 f"requests take up to {longest} tokens with their answers, the server"
                 f" {served.most_tokens}: set tokens_a_block or output_tokens lower"
             )
-        await self._ask_first(served)
-        return served
+        return msgspec.structs.replace(served, tells_ids=await self._ask_first(served))
 
     async def _wait_until_healthy(self, client: Client, process: ServerProcess) -> None:
         end = time.monotonic() + self._arm.start_seconds
@@ -114,6 +132,8 @@ class Server:
             try:
                 await client.get("health")
             except RequestError as error:
+                if str(error).startswith(("status 401", "status 403")):  # it is there
+                    raise
                 if not process.alive:
                     raise RequestError("it did not start") from error
                 if time.monotonic() > end:
@@ -122,29 +142,72 @@ class Server:
             else:
                 return
 
-    async def _ask_first(self, served: ServedModel) -> None:
-        """Show that it takes such requests; also, the first ones of a server are slow."""
+    async def _ask_first(self, served: ServedModel) -> bool:
+        """Show that it takes such requests, and return whether it tells the ids of its answers.
+
+        Also, the first ones of a server are slow. One that does not know the wish may refuse it.
+        """
         tokens = self._tokens(served, f"start {self._starts}")
+        told = True
         async with self._client(served) as client:
             for block in range(2):
-                question = Question(tokens.prompt([block]), _FIRST_OUTPUT_TOKENS)
+                question = Question(tokens.prompt([block]), _FIRST_OUTPUT_TOKENS, wants_ids=told)
                 answered = await client.ask(question)
+                if told and (answered.error or "").startswith("status 4"):
+                    told = False
+                    answered = await client.ask(msgspec.structs.replace(question, wants_ids=False))
                 if answered.error is not None:
                     raise RequestError(f"the first request failed: {answered.error}")
+                told = told and len(answered.output_ids or []) == answered.output_tokens
+        return told
+
+    async def _measured(
+        self,
+        served: ServedModel,
+        workload: Workload,
+        asked: Sequence[Asked],
+        seed: int,
+        answers: bool,
+    ) -> Answers:
+        prompts = Prompts(self._tokens(served, f"seed {seed}"), asked, answers=answers)
+        before = await self._counters()
+        answered = await self._play(served, workload, asked, prompts, answers)
+        tokens = sum(one.prompt_tokens for one in answered if one.error is None)
+        counters = counters_between(before, await self._counters(), tokens) if before else None
+        return Answers(answered, counters)
+
+    async def _counters(self) -> dict[str, float]:
+        """Return what `/metrics` counts, once it stands still; nothing where it cannot be read."""
+        found: dict[str, float] = {}
+        with suppress(RequestError):
+            async with Client.connected(self._url, self._arm, "", _REPLY_SECONDS) as client:
+                for _ in range(_METRICS_READINGS):
+                    read = read_counters((await client.get("metrics")).decode(errors="replace"))
+                    if not read or read == found:
+                        return read
+                    found = read
+                    await asyncio.sleep(_METRICS_SECONDS)
+        return {}
 
     async def _play(
-        self, served: ServedModel, workload: Workload, asked: Sequence[Asked], seed: int
-    ) -> Answers:
-        tokens = self._tokens(served, f"seed {seed}")
+        self,
+        served: ServedModel,
+        workload: Workload,
+        asked: Sequence[Asked],
+        prompts: Prompts,
+        answers: bool,
+    ) -> list[Answered]:
         found: dict[int, Answered] = {}
         failed = 0
 
         async def ask(number: int) -> None:
             nonlocal failed
-            one = asked[number]
-            blocks = one.hash_ids[: one.input_length // BLOCK_TOKENS]
-            _, output_tokens = question_tokens(one, self._settings)
-            answered = await client.ask(Question(tokens.prompt(blocks), output_tokens))
+            _, output_tokens = question_tokens(asked[number], self._settings)
+            prompt, known = prompts.of(number)
+            answered = await client.ask(Question(prompt, output_tokens, answers))
+            if answered.error is None:
+                prompts.answer(number, answered.output_ids or [])
+            answered = msgspec.structs.replace(answered, answered_tokens=known)
             found[number] = answered
             failed = failed + 1 if answered.error else 0
             if answered.error and (failed == _ERRORS_IN_A_ROW or not await self._lives_on()):
@@ -157,10 +220,10 @@ class Server:
                 await session_by_session(asked, workload.at_once, ask)
         if failed == len(asked):
             raise ArmError(f"every request failed: {found[0].error}")
-        return Answers([found[number] for number in range(len(asked))])
+        return [found[number] for number in range(len(asked))]
 
     def _client(self, served: ServedModel) -> AbstractAsyncContextManager[Client]:
-        return Client.connected(self._url, served.name, self._settings.request_seconds)
+        return Client.connected(self._url, self._arm, served.name, self._settings.request_seconds)
 
     def _tokens(self, served: ServedModel, what: str) -> BlockTokens:
         salt = f"{self._settings.salt} {self._salt} {what}"

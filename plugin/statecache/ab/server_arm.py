@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from importlib.util import find_spec
@@ -22,7 +23,8 @@ class ServerArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     With a `command` it is launched and ended; `{port}` in it becomes a free port, unless `url`
     names the port that the command has. With a `url` alone it is attached to, and never ended.
     `model` and `vocabulary`, the number of token ids, are asked for where they are not given. A
-    launched server must be ready within `start_seconds`.
+    launched server must be ready within `start_seconds`. `key_variable` names the environment
+    variable that holds the API key, which is written nowhere.
     """
 
     name: str
@@ -33,6 +35,7 @@ class ServerArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     vocabulary: int | None = None
     start_seconds: float = 600
     baseline: str | None = None
+    key_variable: str | None = None
 
     def __post_init__(self) -> None:
         if self.url is None and self.command is None:
@@ -47,6 +50,26 @@ class ServerArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise self.error(f"start_seconds {self.start_seconds:g} must be above 0")
         if self.vocabulary is not None and self.vocabulary < 64:
             raise self.error(f"vocabulary {self.vocabulary} must be 64 or more")
+        if self.key_variable is not None and not re.fullmatch(r"[A-Za-z_]\w*", self.key_variable):
+            # What stands there may be the key itself: it is not shown.
+            raise self.error("key_variable is no name of an environment variable")
+        if self.key_variable is not None and "@" in (self.url or ""):
+            raise self.error("give a key_variable or a user in url, not both")
+
+    def key(self) -> str | None:
+        """Return the API key, if the arm has one. Raises `SettingsError` if it is not there."""
+        if self.key_variable is None:
+            return None
+        key = os.environ.get(self.key_variable, "").strip()
+        if not re.fullmatch(r"[!-~]+", key):
+            problem = "has characters that no key has" if key else "is not set"
+            raise self.error(f"the environment variable {self.key_variable} {problem}")
+        return key
+
+    def hidden(self, text: str) -> str:
+        """Return `text` without the key."""
+        key = self.key()
+        return text.replace(key, "***") if key else text
 
     def words(self, port: int) -> list[str]:
         """Return the command; quotes are those of a shell, but no shell runs it."""
@@ -57,8 +80,9 @@ class ServerArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return [word.replace("{port}", str(port)) for word in words]
 
     def without_keys(self) -> ServerArm:
-        """Return the arm as it may be shown: no value of an option that ends with key or token."""
-        command = re.sub(r"(?i)(--[\w-]*(?:key|token)(?:=|\s+))\S+", r"\1***", self.command or "")
+        """Return the arm as it may be shown: no value of an option or variable that is a secret."""
+        secrets = r"(?i)((?:--[\w-]*(?:key|token)(?:=|\s+)|\w*(?:key|token|secret|password)=))\S+"
+        command = re.sub(secrets, r"\1***", self.command or "")
         url = re.sub(r"//[^/@]*@", "//***@", self.url or "")
         return msgspec.structs.replace(self, command=command or None, url=url or None)
 
@@ -81,7 +105,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     A block of the workload becomes `tokens_a_block` tokens; an answer has as many as the workload
     says, but `output_tokens` at most. `speed` divides the times of an open loop. A request without
-    an answer within `request_seconds` is an error. `one_at_a_time` starts a launched server for
+    an answer within `request_seconds` is an error. With `answers_in_prompts` what a server answered
+    stands in the next prompt of its session, in a closed loop of servers that all tell the token
+    ids of their answers. `one_at_a_time` starts a launched server for
     each of its runs and ends it after, for servers that do not fit on the machine together. `salt`
     decides which tokens a block becomes; by default it differs from test to test.
     """
@@ -91,6 +117,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     output_tokens: int = 128
     request_seconds: float = 600
     one_at_a_time: bool = False
+    answers_in_prompts: bool = True
     salt: int | None = None
 
     def __post_init__(self) -> None:

@@ -16,6 +16,8 @@ from statecache.errors import on_one_line
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from statecache.ab.server_arm import ServerArm
+
 __all__ = ["Client", "Question", "RequestError"]
 
 _SHOWN_CHARACTERS = 300
@@ -31,10 +33,11 @@ class RequestError(Exception):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A prompt and how many tokens its answer has."""
+    """A prompt, how many tokens its answer has, and whether it is to come as token ids too."""
 
     prompt: list[int]
     output_tokens: int
+    wants_ids: bool = False
 
 
 class _Details(msgspec.Struct):
@@ -46,32 +49,43 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+
+
 class _Piece(msgspec.Struct):
-    choices: list[msgspec.Raw] = []
+    choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
 
 
 class Client:
-    """One server; `connected` makes one."""
+    """One server; `connected` makes one. `arm` knows its key, which no message may show."""
 
-    def __init__(self, http: aiohttp.ClientSession, model: str, seconds: float) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, arm: ServerArm, model: str, seconds: float
+    ) -> None:
         self._http = http
+        self._arm = arm
         self._model = model
         self._seconds = seconds
         self._start = time.perf_counter()
 
     @classmethod
     @asynccontextmanager
-    async def connected(cls, url: str, model: str, seconds: float) -> AsyncIterator[Client]:
+    async def connected(
+        cls, url: str, arm: ServerArm, model: str, seconds: float
+    ) -> AsyncIterator[Client]:
         """Ask `model` at `url`; a request that takes longer than `seconds` fails."""
+        key = arm.key()
         async with aiohttp.ClientSession(
             base_url=url.rstrip("/").removesuffix("/v1") + "/",
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=seconds),
             read_bufsize=2**20,
+            headers={"Authorization": f"Bearer {key}"} if key else None,
         ) as http:
-            yield cls(http, model, seconds)
+            yield cls(http, arm, model, seconds)
 
     async def get(self, path: str) -> bytes:
         """Return what is at `path`. Raises `RequestError`."""
@@ -79,24 +93,14 @@ class Client:
             async with self._http.get(path) as reply:
                 content = await reply.read()
                 if reply.status != 200:
-                    raise RequestError(_refusal(reply.status, content))
+                    raise RequestError(self._refusal(reply.status, content))
                 return content
         except _FAULTS as error:
             raise RequestError(self._why(error)) from error
 
     async def ask(self, question: Question) -> Answered:
         """Return the answer, or the error that came in its place."""
-        body = msgspec.json.encode(
-            {
-                "model": self._model,
-                "prompt": question.prompt,
-                "max_tokens": question.output_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            }
-        )
+        body = msgspec.json.encode(self._body(question))
         asked_at = time.perf_counter()
         answer = _Answer(asked_at)
         problem: str | None = None
@@ -105,11 +109,11 @@ class Client:
                 "v1/completions", data=body, headers={"Content-Type": "application/json"}
             ) as reply:
                 if reply.status != 200:
-                    problem = _refusal(reply.status, await reply.read())
+                    problem = self._refusal(reply.status, await reply.read())
                 else:
                     async for line in reply.content:
                         answer.take(line)
-                    problem = answer.problem
+                    problem = answer.problem and self._shown(answer.problem)
         except (*_FAULTS, msgspec.DecodeError) as error:
             problem = self._why(error)
         return Answered(
@@ -120,12 +124,32 @@ class Client:
             ended_at=time.perf_counter() - self._start,
             pieces=answer.pieces(),
             error=problem,
+            output_ids=answer.ids,
         )
+
+    def _body(self, question: Question) -> dict[str, object]:
+        body: dict[str, object] = {
+            "model": self._model,
+            "prompt": question.prompt,
+            "max_tokens": question.output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        return body | {"return_token_ids": True} if question.wants_ids else body
 
     def _why(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
             return f"no answer within {self._seconds:g} s"
-        return on_one_line(f"{type(error).__name__}: {error}"[:_SHOWN_CHARACTERS])
+        return self._shown(f"{type(error).__name__}: {error}")
+
+    def _refusal(self, status: int, content: bytes) -> str:
+        return self._shown(f"status {status}: {' '.join(content.decode(errors='replace').split())}")
+
+    def _shown(self, text: str) -> str:
+        """Return an error's text as it may be shown: the key is hidden before it is cut."""
+        return on_one_line(self._arm.hidden(text)[:_SHOWN_CHARACTERS])
 
 
 class _Answer:
@@ -138,6 +162,7 @@ class _Answer:
         self._ended = False
         self._error: str | None = None
         self.cached_tokens: int | None = None
+        self.ids: list[int] | None = None
 
     def take(self, line: bytes) -> None:
         """Take in a line. Raises `msgspec.DecodeError` if it is not one of such a stream."""
@@ -149,10 +174,12 @@ class _Answer:
             return
         piece = msgspec.json.decode(content, type=_Piece)
         if piece.error is not None:
-            self._error = on_one_line(f"error in the stream: {piece.error}"[:_SHOWN_CHARACTERS])
+            self._error = f"error in the stream: {piece.error}"
         if piece.choices:
             so_far = piece.usage.completion_tokens if piece.usage else None
             self._pieces.append((time.perf_counter() - self._asked_at, so_far))
+            if piece.choices[0].token_ids is not None:
+                self.ids = [*(self.ids or []), *piece.choices[0].token_ids]
         if piece.usage:
             self._usage = piece.usage
             if piece.usage.prompt_tokens_details:
@@ -182,8 +209,3 @@ class _Answer:
                 found.append((at, total - before))
                 before = total
         return found
-
-
-def _refusal(status: int, content: bytes) -> str:
-    text = " ".join(content.decode(errors="replace").split())
-    return on_one_line(f"status {status}: {text[:_SHOWN_CHARACTERS]}")

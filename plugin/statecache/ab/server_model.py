@@ -19,12 +19,16 @@ __all__ = ["ServedModel", "served_model", "vocabulary_of"]
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The model to ask for; `most_tokens` is None where the server does not say."""
+    """The model to ask for; `most_tokens` is None where the server does not say.
+
+    `tells_ids` is whether answers come as token ids too.
+    """
 
     name: str
     vocabulary: int
     most_tokens: int | None
     server: str
+    tells_ids: bool = False
 
 
 class _Card(msgspec.Struct):

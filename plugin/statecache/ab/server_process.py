@@ -33,6 +33,7 @@ class ServerProcess:
     def __init__(self, arm: ServerArm, log: Path) -> None:
         """Start it. Raises `SettingsError`: its port is in use, or there is no such command."""
         self._log = log
+        self._arm = arm
         port = _free_port()
         self.url = arm.url or f"http://127.0.0.1:{port}"
         parts = urlsplit(self.url)
@@ -53,6 +54,11 @@ class ServerProcess:
                 raise arm.error(f"cannot start {words[0]} ({error.strerror})") from error
 
     @property
+    def pid(self) -> int:
+        """The process of the command."""
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         """Whether the command still runs."""
         return self._process.poll() is None
@@ -61,7 +67,7 @@ class ServerProcess:
         """Return what became of it and its last words, on one line, to follow an error."""
         with self._log.open("rb") as file:
             file.seek(self._log_start)
-            lines = file.read().decode(errors="replace").splitlines()
+            lines = self._arm.hidden(file.read().decode(errors="replace")).splitlines()
         last = [line.strip()[:_SHOWN_CHARACTERS] for line in lines if line.strip()][-_LAST_LINES:]
         ended = "" if self.alive else f"the server ended with status {self._process.returncode}; "
         return on_one_line(f"{ended}{self._log}: {' | '.join(last) or 'empty'}")

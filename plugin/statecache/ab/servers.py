@@ -34,6 +34,8 @@ class Servers:
         self._settings = trial.servers or ServerSettings()
         self._servers: dict[tuple[str, str], Server] = {}
         self._longest: dict[str, int] = {}
+        self._tells_ids: dict[tuple[str, str], bool] = {}
+        self._answers: dict[str, bool] = {}  # by cell: whether they stand in the next prompts
         self._stack = ExitStack()  # goes on where ending one of them fails or is interrupted
         try:
             for cell in trial.cells:
@@ -44,6 +46,7 @@ class Servers:
                     # Arms on one server must not find each other's prompts in its cache.
                     same = sum(arm.url is not None and arm.url == one.url for one in arms[:place])
                     self._start(cell, arm, f"{same}", folder, say)
+                self._answers[cell.name] = self._feeds(cell, arms, say)
                 if arms and cell.workload.loop == "open":
                     speed = self._settings.speed
                     say(f"{cell.name}: {milliseconds / 1000 / speed:,.0f} s a run, speed {speed:g}")
@@ -60,7 +63,8 @@ class Servers:
             except SettingsError as error:
                 raise ArmError(str(error)) from error
         try:
-            return server.play(cell.workload, cell.workload.asked(seed), seed)
+            asked = cell.workload.asked(seed)
+            return server.play(cell.workload, asked, seed, answers=self._answers[cell.name])
         finally:
             if self._settings.one_at_a_time:
                 server.close()
@@ -83,6 +87,7 @@ class Servers:
         server.start(self._longest[cell.name])
         served = server.served
         if served is not None:
+            self._tells_ids[cell.name, arm.name] = served.tells_ids
             self.versions[arm.name] = served.server
             say(
                 f"arm {arm.name}: {served.server}, model {served.name},"
@@ -90,6 +95,15 @@ class Servers:
             )
         if self._settings.one_at_a_time:
             server.close()
+
+    def _feeds(self, cell: Cell, arms: list[ServerArm], say: Callable[[str], None]) -> bool:
+        """Whether answers stand in the next prompts of their sessions: for all arms or for none."""
+        if not arms or cell.workload.loop == "open" or not self._settings.answers_in_prompts:
+            return False
+        silent = [arm.name for arm in arms if not self._tells_ids[cell.name, arm.name]]
+        if silent:
+            say(f"{cell.name}: no answers in the next prompts: {', '.join(silent)} tells no ids")
+        return not silent
 
     def _measured(self, cell: Cell, trial: Trial) -> tuple[int, float]:
         """Return the tokens of the longest request with its answer, and how long a run takes.

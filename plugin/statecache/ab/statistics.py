@@ -105,8 +105,8 @@ def default_repeats(comparisons: int, of_servers: int = 0) -> int:
 def compare(pairs: Sequence[Pair], runs: Sequence[Run], seed: int = 0) -> list[Comparison]:
     """Compare the runs of each pair of arms, paired by cell and seed, by every measure.
 
-    Seeds and measures that only one of the two arms has are left out; a pair without a common seed
-    is too.
+    Seeds and measures that only one of the two arms has are left out, also where one has them by
+    request and the other from its counters, with the warm-up; a pair without a common seed is too.
     """
     by_arm: dict[tuple[str, str], dict[int | None, Run]] = {}
     for run in runs:
@@ -128,7 +128,8 @@ def _paired(
     tested = _Tested(pair, measure, [], [])
     for seed in (seed for seed in baseline if seed in arm):
         values = measure.of(baseline[seed]), measure.of(arm[seed])
-        if values[0] is not None and values[1] is not None:
+        alike = measure.counted(baseline[seed]) == measure.counted(arm[seed])
+        if alike and values[0] is not None and values[1] is not None:
             tested.baseline.append(values[0])
             tested.arm.append(values[1])
     return tested

@@ -83,16 +83,25 @@ def abort_one(server, tokens) -> None:
         thread.join(1)
 
 
-def test_a_file_that_is_there_stops_the_server(model, tmp_path):
-    path = tmp_path / "traffic"
-    path.touch()
-    written = refused(model, *ON, "--statecache-record", str(path))
-    line = f"statecache: --statecache-record: {path} is there already: name another file"
+def test_a_folder_in_its_place_stops_the_server(model, tmp_path):
+    written = refused(model, *ON, "--statecache-record", str(tmp_path))
+    line = f"statecache: --statecache-record: {tmp_path} is there and no file: name another one"
     assert line in written.splitlines()
 
 
 def recorded_to(path) -> Settings:
     return Settings.from_given({"kv_cache_plugin": "statecache", "record": str(path)}, {})
+
+
+def test_a_server_that_starts_again_records_beside_its_first_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording.record_seams, "is_first_rank", lambda: True)
+    path = tmp_path / "traffic.jsonl"
+    path.write_text("precious")
+    made = Recording(recorded_to(path))
+    made.begin(None)
+    made._recorder.close()
+    assert path.read_text() == "precious"
+    assert (tmp_path / "traffic.2.jsonl").exists()
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The driver `server` of `statecache ab` on two real servers, with the plugin and without."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -7,7 +8,6 @@ from statecache.ab.bench import Bench, Cell, Trial
 from statecache.ab.server_arm import ServerArm, ServerSettings
 from statecache.ab.workloads import Workload
 
-WORKLOAD = Workload(kind="shared-prefix", count=3, rounds=4, loop="closed", at_once=2)
 FLAGS = "--dtype bfloat16 --enforce-eager --block-size 32 --max-model-len 1024 --max-num-seqs 4"
 FLAGS += " --max-num-batched-tokens 256 --num-gpu-blocks-override 200 --seed 0"
 FLAGS += " --enable-prompt-tokens-details"
@@ -21,16 +21,29 @@ def arm(name, model, flags):
     return ServerArm(name=name, command=f"{vllm} serve {model} --port {{port}} {FLAGS} {flags}")
 
 
-def test_two_servers_are_asked_in_turn_and_end(model, tmp_path):
-    """Twelve prompts of three blocks of 64 tokens, each of which ends in tokens of its own.
+def conversations(folder):
+    """Two sessions of four turns on one prefix of two blocks; each turn adds a block."""
+    path = folder / "trace.jsonl"
+    with path.open("w") as file:
+        for turn in range(1, 5):
+            for session in (100, 200):
+                blocks = [1, 2, *range(session, session + turn)]
+                line = {"session_id": session, "timestamp": turn, "output_length": 4}
+                line |= {"input_length": 512 * len(blocks), "hash_ids": blocks}
+                file.write(json.dumps(line) + "\n")
+    return Workload(kind="trace", file=str(path), loop="closed", at_once=2)
 
-    With room for everything each run finds the 128 tokens of a prefix that it asked before, and
-    nothing of the run before. What is asked at once may miss what the other one computes.
+
+def test_two_servers_are_asked_in_turn_and_end(model, tmp_path):
+    """Eight prompts of 192 to 384 tokens, 64 a block.
+
+    With room for everything each turn finds at least the prefix of 128 tokens, and the first two of
+    a run nothing of the run before. What is asked at once may miss what the other one computes.
     """
     arms = [arm("off", model, ""), arm("on", model, "--kv-cache-plugin statecache")]
     trial = Trial(
         name="t",
-        cells=[Cell(name="c", workload=WORKLOAD, arms=arms)],
+        cells=[Cell(name="c", workload=conversations(tmp_path), arms=arms)],
         repeats=2,
         warm_up=0,
         servers=ServerSettings(tokens_a_block=64, output_tokens=4, salt=7),
@@ -46,13 +59,27 @@ def test_two_servers_are_asked_in_turn_and_end(model, tmp_path):
         ("off", 0), ("on", 0), ("off", 1), ("on", 1)
     ]  # fmt: skip
     for run, answers in found:
-        assert (run.requests, run.rejected, run.prompt_tokens) == (12, 0, 12 * 192)
+        assert (run.requests, run.rejected, run.prompt_tokens) == (8, 0, 2 * (3 + 4 + 5 + 6) * 64)
         assert answers.answered[0].cached_tokens == 0
-        assert {one.cached_tokens for one in answers.answered} == {0, 128}
-        assert run.hit_tokens >= 128 * (12 - 3 - 3)
+        assert all(one.cached_tokens >= 128 for one in answers.answered[2:])
+        # All but the first turns begin with the prompt before and its answer of 4 tokens.
+        assert [one.answered_tokens for one in answers.answered] == [0, 0, 4, 4, 8, 8, 12, 12]
         for one in answers.answered:
             assert one.output_tokens == 4 == sum(tokens for _, tokens in one.pieces)
+            assert len(one.output_ids) == 4
             assert 0 < one.first_after <= one.pieces[-1][0] <= one.ended_at - one.asked_at
         assert run.times.itl_p50_ms > 0
+        check_measured(run, run.hit_tokens)
     assert "block order reuse" in (tmp_path / "server-on.log").read_text()
     assert "block order reuse" not in (tmp_path / "server-off.log").read_text()
+
+
+def check_measured(run, hit_tokens):
+    """Each server's counters say what its answers say; the plugin alone knows the rest."""
+    counted = run.counters
+    assert counted.source == ("statecache" if run.arm == "on" else "vllm")
+    assert (counted.requests, counted.prompt_tokens) == (8, run.prompt_tokens)
+    assert counted.hit_tokens == hit_tokens
+    assert (counted.missed_by_state_tokens is None) == (run.arm == "off")
+    assert (run.evicted_states, run.skipped_states) == ((0, 0) if run.arm == "on" else (None, None))
+    assert 200 << 20 < run.peak_resident_bytes < 20 << 30

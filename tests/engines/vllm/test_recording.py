@@ -132,15 +132,22 @@ def test_an_unexpected_request_ends_the_recording_and_nothing_else(model, tmp_pa
     assert len(recorded(run, path).requests) == 1
 
 
-def test_a_file_that_is_there_stops_the_server(model, tmp_path):
-    path = tmp_path / "traffic"
-    path.touch()
-    config = {"kv_cache_plugin": "statecache", "statecache_record": str(path)}
+def test_a_folder_in_its_place_stops_the_server(model, tmp_path):
+    config = {"kv_cache_plugin": "statecache", "statecache_record": str(tmp_path)}
     with pytest.raises(SystemExit) as stopped:
         EngineArgs(model=str(model), additional_config=config).create_engine_config()
     assert str(stopped.value) == (
-        f"statecache: --statecache-record: {path} is there already: name another file"
+        f"statecache: --statecache-record: {tmp_path} is there and no file: name another one"
     )
+
+
+def test_a_server_that_starts_again_records_beside_its_first_file(model, tmp_path):
+    path = tmp_path / "traffic.jsonl"
+    path.write_text("precious")
+    run = Run(model, blocks=200, plugin={"record": str(path)})
+    run.ask(words(random.Random(3), 600))
+    assert len(recorded(run, tmp_path / "traffic.2.jsonl").requests) == 1
+    assert path.read_text() == "precious"
 
 
 def test_a_server_records_what_it_serves(model, tmp_path):
