@@ -15,7 +15,6 @@ import msgspec
 
 from statecache import CostModel
 from statecache.errors import SettingsError, on_one_line
-from statecache.reference import POLICIES
 
 __all__ = [
     "BLOCK_ORDERS",
@@ -35,6 +34,7 @@ __all__ = [
 CONFIG_VARIABLE = "STATECACHE_CONFIG"
 STRICT_VARIABLE = "STATECACHE_STRICT"
 PLUGINS = ("statecache",)
+POLICIES = ("gds", "lru", "learned")
 BLOCK_ORDERS = ("reuse", "gds", "stock")
 CHECKPOINTS = ("native", "int8")
 

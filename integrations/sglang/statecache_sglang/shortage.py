@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from statecache_sglang import host_seams, reporting, seams
+from statecache_sglang import host_seams, learned_book, reporting, seams
 
 _log = logging.getLogger("statecache.sglang")
 _MAMBA = seams.mamba_type()
@@ -55,6 +55,7 @@ class PatientMambaComponent(_MambaComponent):  # type: ignore[misc]
             )
         finally:
             self._give_back_reserved()
+        insert_params.statecache_end = is_finished or token_ids_len >= len(req.origin_input_ids)
         stored, pool = insert_params.mamba_value, self.int8_ckpt_pool
         if stored is not None and hasattr(pool, "was_refused") and pool.was_refused(stored):
             insert_params.mamba_value = None
@@ -151,6 +152,7 @@ def admit_all_or_none(
     result = original(adder, req, *args, **kwargs)
     if adder.can_run_list and adder.can_run_list[-1] is req:
         reporting.admitted(adder.tree_cache, req)
+        learned_book.admitted(adder.tree_cache, req)
     return result
 
 

@@ -40,7 +40,7 @@ class CheckpointBook:
         block_tokens: int,
         told: Callable[[Hash, bool], None],
     ) -> None:
-        self.tree = StateTree(settings, block_tokens)
+        self.tree = StateTree(settings, block_tokens, slots)
         self.slots = slots
         self.counts = Counts()
         self.events = Events()
@@ -60,20 +60,22 @@ class CheckpointBook:
         self._pending.clear()
         self._free = list(range(self.slots - 1, -1, -1))
 
-    def store(self, path: Sequence[Hash]) -> tuple[int, int] | None:
+    def store(self, path: Sequence[Hash], *, end: bool = True) -> tuple[int, int] | None:
         """A state was committed at the end of `path`: return its number and the slot to store to.
+
+        `end` says that this is the end of a prompt.
 
         None when it is in a slot already, or every slot is waiting for its store.
         """
         known = self.tree.find(path[-1])
         if known is not None:
-            self.tree.use(known)
+            self.tree.put(path, end=end)
             return None
         if not self._free and not self._evict():
             self.counts.skipped += 1
             self.events.add("skips|not_cached")
             return None
-        state = self.tree.put(path)
+        state = self.tree.put(path, end=end)
         slot = self._slot[state] = self._free.pop()
         self.tree.pin(state)
         self._pending.add(state)
@@ -133,6 +135,7 @@ class CheckpointBook:
             self.counts.worthless += 1
             self.events.add("evictions|kv_gone")
             self._drop(state)
+        self.tree.lost(block_hash)
 
     def _drop(self, state: int) -> None:
         self._told(self.tree.hash_of(state), False)
