@@ -48,6 +48,7 @@ class StateBook:
         self.walking = False
         self._host_only: set[int] = set()
         self.policy = settings.policy
+        self.admission = settings.admission
         self.counts = Counts()
         self._walk_began = 0.0
 

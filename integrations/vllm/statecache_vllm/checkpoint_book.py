@@ -60,10 +60,13 @@ class CheckpointBook:
         self._pending.clear()
         self._free = list(range(self.slots - 1, -1, -1))
 
-    def store(self, path: Sequence[Hash], *, end: bool = True) -> tuple[int, int] | None:
+    def store(
+        self, path: Sequence[Hash], *, end: bool = True, between: bool = False
+    ) -> tuple[int, int] | None:
         """A state was committed at the end of `path`: return its number and the slot to store to.
 
-        `end` says that this is the end of a prompt.
+        `end` says that this is the end of a prompt, `between` that it is one of its interval
+        states: such a one never takes the slot of the only state its prompt has.
 
         None when it is in a slot already, or every slot is waiting for its store.
         """
@@ -71,7 +74,7 @@ class CheckpointBook:
         if known is not None:
             self.tree.put(path, end=end)
             return None
-        if not self._free and not self._evict():
+        if not self._free and not self._evict(path if between else ()):
             self.counts.skipped += 1
             self.events.add("skips|not_cached")
             return None
@@ -87,10 +90,11 @@ class CheckpointBook:
         """How many states wait for their store."""
         return len(self._pending)
 
-    def _evict(self) -> bool:
+    def _evict(self, sparing: Sequence[Hash] = ()) -> bool:
+        """Make room, but not by the only state on the path `sparing`."""
         began = time.perf_counter()
         victim = self.tree.peek()
-        if victim is None:
+        if victim is None or (sparing and [victim] == list(self.tree.on(sparing))):
             return False
         self._told(self.tree.hash_of(victim), False)
         self.tree.evict()

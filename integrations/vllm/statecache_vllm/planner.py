@@ -392,7 +392,9 @@ class Planner:
             if isinstance(self.queue, GdsQueue):
                 self.queue.set_at(path)
             end = tokens >= request.num_prompt_tokens // self._block * self._block
-            made = None if self.book is None else self.book.store(path, end=end)
+            between = not end and self._interval > 0 and tokens % self._interval == 0
+            book = self.book
+            made = None if book is None else book.store(path, end=end, between=between)
             if made is not None:
                 stores.append((*made, tuple(blocks[group] for group in self._states)))
 
