@@ -86,6 +86,12 @@ METRICS = (
     Metric(
         "checkpoint_restored_bytes", "counter", "Bytes those restores read, on one rank", "mode"
     ),
+    Metric(
+        "learned_follows", "gauge", "1 for the order that the policy learned follows now", "policy"
+    ),
+    Metric("learned_ghosts", "gauge", "Evicted states that learned remembers, without data"),
+    Metric("learned_points", "gauge", "Ends of prefixes that learned knows"),
+    Metric("learned_prefixes", "gauge", "Prefixes that learned finds again in a prompt"),
     Metric(_WALK, "histogram", "Time of one eviction pass"),
     Metric("anomalies", "counter", "Things that must not happen; the engine went on by itself"),
     Metric("dry_run_requests", "counter", "Requests that the dry run replayed"),

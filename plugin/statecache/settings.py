@@ -15,12 +15,13 @@ import msgspec
 
 # The native index is imported where it is used: without it a server must still start.
 from statecache.errors import SettingsError, on_one_line
-from statecache.reference import POLICIES, ReferenceCost
+from statecache.reference import ReferenceCost
 
 if TYPE_CHECKING:
     from statecache import CostModel
 
 __all__ = [
+    "ADMISSIONS",
     "BLOCK_ORDERS",
     "CHECKPOINTS",
     "CONFIG_VARIABLE",
@@ -38,6 +39,8 @@ __all__ = [
 CONFIG_VARIABLE = "STATECACHE_CONFIG"
 STRICT_VARIABLE = "STATECACHE_STRICT"
 PLUGINS = ("statecache",)
+POLICIES = ("gds", "lru", "learned")
+ADMISSIONS = ("engine", "ends+fork", "dense")
 BLOCK_ORDERS = ("reuse", "gds", "stock")
 CHECKPOINTS = ("native", "int8")
 
@@ -47,6 +50,7 @@ class _Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     kv_cache_plugin: str | None = None
     policy: str | None = None
+    admission: str | None = None
     cost: str | None = None
     int8: bool | None = None
     int8_slots: int | None = None
@@ -72,6 +76,7 @@ _ONLY_FOR = {
 
 # What changes an engine.
 _NOT_IN_A_DRY_RUN = (
+    "admission",
     "int8",
     "int8_slots",
     "block_order",
@@ -88,6 +93,12 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "policy": {
         "metavar": "NAME",
         "help": f"which recurrent state to drop first: {', '.join(POLICIES)} (default: gds)",
+    },
+    "admission": {
+        "metavar": "NAME",
+        "help": "which states to cache: engine (where the engine does, the default), ends+fork "
+        "(prompt ends, and where the cached KV of a prompt ended), dense (also one every "
+        "--statecache-checkpoint-interval tokens; vLLM)",
     },
     "cost": {
         "metavar": "LINEAR,QUADRATIC",
@@ -150,6 +161,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     kv_cache_plugin: str | None = None
     policy: str = "gds"
+    admission: str = "engine"
     cost: tuple[float, float] = (ReferenceCost().linear, ReferenceCost().quadratic)
     int8: bool = False
     int8_slots: int | None = None
@@ -197,6 +209,13 @@ class Settings(msgspec.Struct, frozen=True):
         for name in self.given:
             if _ONLY_FOR.get(name, engine) != engine:
                 raise SettingsError(f"{flag_of(name)} is for {_ONLY_FOR[name]} only")
+        if engine == "sglang" and self.admission == "dense":
+            # Every prefill chunk's end is cached there (`stash_chunked_request` of SGLang 0.5.23),
+            # and states inside a chunk do not exist.
+            raise SettingsError(
+                f"{flag_of('admission')} dense is for vllm only: SGLang caches a state at the end"
+                " of every prefill chunk by itself (--chunked-prefill-size)"
+            )
 
     @classmethod
     def from_given(
@@ -287,6 +306,9 @@ def _filled(given: _Given) -> Settings:
         raise _bad("int8_slots", slots, "use a number of states, 1 or more")
     if slots is not None and not given.int8:
         raise SettingsError(f"{flag_of('int8_slots')} needs {flag_of('int8')}")
+    admission = given.admission
+    if admission is not None and admission not in ADMISSIONS:
+        raise _bad("admission", admission, f"use {' or '.join(ADMISSIONS)}")
     _check_checkpoints(given)
     _check_record(given)
     names = tuple(name for name in FIELDS if getattr(given, name) is not None)
@@ -315,6 +337,10 @@ def _check_checkpoints(given: _Given) -> None:
         raise SettingsError(
             f"{flag_of('block_order')} gds and a checkpoint pool exclude another: states that are"
             " kept apart are ruled there"
+        )
+    if interval is not None and given.admission == "ends+fork":
+        raise SettingsError(
+            f"{flag_of('admission')} ends+fork and {flag_of('checkpoint_interval')} exclude another"
         )
     if slots is not None and slots < 1:
         raise _bad("checkpoint_slots", slots, "use a number of states, 1 or more")

@@ -97,6 +97,7 @@ def serve(layer: Any, prompt: Sequence[int], depths: Sequence[int]) -> tuple[Ser
     blocks = len(prompt)
     # SGLang computes the last token of a prompt always (Req._compute_max_prefix_len).
     node, hit, resident = layer.match(prompt[:-1])
+    layer.requested(prompt, node, depths)
     found = Served.of_blocks(blocks, resident, hit)
     lock = layer.lock(node)
     at = hit
@@ -112,7 +113,7 @@ def serve(layer: Any, prompt: Sequence[int], depths: Sequence[int]) -> tuple[Ser
                 layer.release(fresh)
                 break
             try:
-                node = layer.cache(prompt[:depth], at, lock[0], fresh)
+                node = layer.cache(prompt[:depth], at, lock[0], fresh, end=depth == depths[-1])
             except NoRoomError:
                 layer.release(fresh)
                 return found, False

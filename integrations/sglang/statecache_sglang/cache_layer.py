@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from statecache_sglang import seams
+from statecache_sglang.learned_book import LearnedBook
 from statecache_sglang.seams import load
 
 __all__ = ["CacheLayer", "NoRoomError"]
@@ -110,6 +111,15 @@ class CacheLayer:
         found = self._cache.match_prefix(self._base.MatchPrefixParams(key=self._tokens(tokens)))
         return found.best_match_node, found.device_prefix_len, found.full_kv_hit_length
 
+    def requested(self, tokens: Sequence[int], node: Any, depths: Sequence[int]) -> None:
+        """A request is admitted that resumes at `node`; it will cache states at `depths`.
+
+        `learned` is told, as by the scheduler's admission.
+        """
+        advisor = getattr(self._cache.tree_core, "advisor", None)
+        if advisor is not None and isinstance(advisor.book, LearnedBook):
+            advisor.ask(advisor.book.requested, array("q", tokens), b"", node, depths)
+
     def lock(self, node: Any) -> tuple[Any, Any]:
         """Keep what a running request needs; give the result to `unlock`."""
         return node, self._cache.inc_lock_ref(node).to_dec_params()
@@ -132,8 +142,12 @@ class CacheLayer:
         """Give back KV slots that are not cached."""
         self._allocator.free(taken)
 
-    def cache(self, tokens: Sequence[int], hit: int, node: Any, fresh: Any) -> Any:
+    def cache(
+        self, tokens: Sequence[int], hit: int, node: Any, fresh: Any, *, end: bool = True
+    ) -> Any:
         """Cache `tokens` and the state at their end; they go on from `node`, at `hit`.
+
+        `end` says that this is the end of a prompt.
 
         Returns the node of the state. Raises `NoRoomError` if every state is in use.
         """
@@ -145,11 +159,11 @@ class CacheLayer:
         if slot is None:
             raise NoRoomError("states")
         values = torch.cat([self._cache.path_device_indices(node)[:hit], fresh])
-        result = self._cache.insert(
-            self._base.InsertParams(
-                key=self._tokens(tokens), value=values, mamba_value=slot, prev_prefix_len=hit
-            )
+        params = self._base.InsertParams(
+            key=self._tokens(tokens), value=values, mamba_value=slot, prev_prefix_len=hit
         )
+        params.statecache_end = end
+        result = self._cache.insert(params)
         if result.mamba_exist:
             self._states.free(slot)
         return result.last_device_node

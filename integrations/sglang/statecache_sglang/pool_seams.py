@@ -79,6 +79,21 @@ def asked_state_slots() -> tuple[int | None, float]:
     return schedule.max_mamba_cache_size, float(schedule.mamba_full_memory_ratio)
 
 
+def state_slots(params: Any) -> int:
+    """Return how many states a cache that is about to be built can hold at most."""
+    pool = params.req_to_token_pool
+    checkpoints = getattr(pool, "mamba_ckpt_pool", None)
+    return int(pool.mamba_pool.size if checkpoints is None else checkpoints.num_slots)
+
+
+def last_state(cache: Any, tokens: int) -> int:
+    """Return where in a prompt of so many tokens its last state can be cached."""
+    if not cache.enable_mamba_extra_buffer:
+        return tokens
+    grid: int = load(at.CONTEXT).mamba_checkpoint_grid(cache.page_size)
+    return tokens // grid * grid
+
+
 def pool_sizes(cache: Any) -> tuple[int, int, Any]:
     """Return the size and the free slots of the pool of running requests, and the int8 pool."""
     pool = cache.req_to_token_pool

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from statecache.settings import Settings
-from statecache_sglang import host_seams, seams
+from statecache_sglang import host_seams, pool_seams, seams
 from statecache_sglang.refusals import refuse_host_copies
 from statecache_sglang.shortage import PatientMambaComponent
+from statecache_sglang.learned_book import LearnedBook, is_end, new_book
 from statecache_sglang.states import Advisor, BackupLocks, StateBook
 
 _MAMBA = seams.mamba_type()
@@ -23,10 +24,11 @@ class IndexedMambaComponent(PatientMambaComponent):
     """
 
     _advisor: Advisor | None = None
+    _inserting: Any = None  # the parameters of the insert that runs
 
-    def attach(self, settings: Settings) -> Advisor:
+    def attach(self, settings: Settings, slots: int) -> Advisor:
         """Let the index lead the walk from here on. The tree must still be empty."""
-        self._advisor = Advisor(lambda: StateBook(settings, self._below))
+        self._advisor = Advisor(lambda: new_book(settings, self._below, slots))
         self.backups = BackupLocks()
         return self._advisor
 
@@ -54,6 +56,9 @@ class IndexedMambaComponent(PatientMambaComponent):
 
     def _put(self, book: StateBook, node: Any) -> None:
         depth, ancestors = self._place(node)
+        if isinstance(book, LearnedBook) and self._inserting is not None:
+            params = self._inserting
+            book.name(node.id, params.key, depth, end=is_end(params))
         book.put(node.id, depth, ancestors, is_leaf=not node.children)
 
     def _left(self, book: StateBook, node: Any) -> None:
@@ -78,9 +83,13 @@ class IndexedMambaComponent(PatientMambaComponent):
         self, node: Any, is_new_leaf: bool, params: Any, result: Any, cache_actions: list[Any]
     ) -> None:
         """SGLang's, then the new state, or a use of the one that was there."""
-        super().commit_insert_component_data(node, is_new_leaf, params, result, cache_actions)
-        if self._advisor is not None and (is_new_leaf or result.mamba_exist):
-            self._advisor.ask(self._put, self._advisor.book, node)
+        self._inserting = params
+        try:
+            super().commit_insert_component_data(node, is_new_leaf, params, result, cache_actions)
+            if self._advisor is not None and (is_new_leaf or result.mamba_exist):
+                self._advisor.ask(self._put, self._advisor.book, node)
+        finally:
+            self._inserting = None
 
     def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """SGLang's; every copy of a state leaves through here, whoever asked for it."""
@@ -142,7 +151,7 @@ class IndexedPythonCore(_PythonCore):  # type: ignore[misc]
         self._settings = settings
         component = components[_MAMBA]
         if type(component) is IndexedMambaComponent:
-            self.advisor = component.attach(settings)
+            self.advisor = component.attach(settings, pool_seams.state_slots(params))
 
     def reset(self) -> None:
         """SGLang's, then an empty index."""
@@ -161,6 +170,19 @@ class IndexedPythonCore(_PythonCore):  # type: ignore[misc]
         """SGLang's, unless the states are in the int8 pool."""
         refuse_host_copies(self._settings)
         super().set_hicache_enabled()
+
+    def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
+        """SGLang's, then the node that is gone."""
+        result = super().evict_device_leaf(node_id, is_write_back)
+        if self.advisor is not None and isinstance(self.advisor.book, LearnedBook):
+            self.advisor.ask(self._leaf_gone, self.advisor.book, node_id)
+        return result
+
+    def _leaf_gone(self, book: LearnedBook, node_id: int) -> None:
+        try:
+            self.node_by_id(node_id)
+        except KeyError:
+            book.node_gone(node_id)
 
     def mark_write_through_pending(self, node_ids: list[int], ack_id: int) -> Any:
         """SGLang's; a write-through holds a lock of its own."""

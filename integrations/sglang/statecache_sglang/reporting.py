@@ -38,6 +38,7 @@ def sample(cache: Any) -> dict[str, float]:
     total, free, checkpoints = pool_seams.pool_sizes(cache)
     found: dict[str, float] = {
         **advisor.counts.sample(),
+        **advisor.book.sample(),
         f"active|{advisor.book.policy}": float(advisor.active),
         "anomalies": advisor.anomalies,
         "slots|active": total,

@@ -24,9 +24,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from statecache.settings import Settings
-from statecache_sglang import seams
+from statecache_sglang import pool_seams, seams
+from statecache_sglang.learned_book import LearnedBook, is_end, new_book
 from statecache_sglang.rust_host import HostAwareRustCore
-from statecache_sglang.states import Advisor, StateBook
+from statecache_sglang.states import Advisor
 
 _MAMBA = seams.mamba_type()
 _FULL = seams.full_type()
@@ -40,14 +41,15 @@ class IndexedRustCore(HostAwareRustCore):
         self._bindings = seams.path_clearing_bindings(unless=settings.policy == "lru")
         super().__init__(params, settings)
         self._clears_paths = self._bindings.applied
-        self.advisor = Advisor(lambda: StateBook(settings, self._below))
+        slots = pool_seams.state_slots(params)
+        self.advisor = Advisor(lambda: new_book(settings, self._below, slots))
         self._all_but_state = [int(c) for c in self.tree_components if c != _MAMBA]
 
     def _start_over(self) -> None:
         super()._start_over()
         self._state_locks: Counter[int] = Counter()
         self._kv_locks: Counter[int] = Counter()
-        self._inserts_state = False
+        self._inserting: Any = None
         self._native_walk = False
         self._quota = 0
 
@@ -71,7 +73,10 @@ class IndexedRustCore(HostAwareRustCore):
         path = self._binding.collect_path_info([node_id])[0]
         _, _, _, depth, _, children = path[-1]
         nearest_first = (node[0] for node in reversed(path[:-1]))
-        self.advisor.book.put(node_id, depth, nearest_first, is_leaf=children == 0)
+        book, params = self.advisor.book, self._inserting
+        if isinstance(book, LearnedBook) and params is not None:
+            book.name(node_id, params.key, depth, end=is_end(params))
+        book.put(node_id, depth, nearest_first, is_leaf=children == 0)
         self._used_natively(node_id)
 
     def _used_natively(self, node_id: int) -> None:
@@ -90,7 +95,7 @@ class IndexedRustCore(HostAwareRustCore):
 
     def begin_insert(self, params: Any) -> Any:
         """SGLang's, then the state this insert put, if it is through."""
-        self._inserts_state = params.mamba_value is not None
+        self._inserting = params if params.mamba_value is not None else None
         return self._inserted(super().begin_insert(params))
 
     def resume_insert(self) -> Any:
@@ -101,10 +106,12 @@ class IndexedRustCore(HostAwareRustCore):
         if self._clears_paths:
             seams.drop_path_requests(step.actions)
         result = step.result
-        if result is None or not self._inserts_state or result.rotation_tail_declined:
+        if result is None:
             return step
-        if not self.is_root(result.last_device_node):
+        declined = result.rotation_tail_declined or self.is_root(result.last_device_node)
+        if self._inserting is not None and not declined:
             self.advisor.ask(self._put, result.last_device_node)
+        self._inserting = None
         return step
 
     def set_component_device_value(self, node_id: int, component_type: Any, value: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from statecache.settings import Settings
 from statecache_sglang import seams
+from statecache_sglang.learned_book import LearnedBook
 from statecache_sglang.refusals import refuse_host_copies
 from statecache_sglang.states import Advisor, BackupLocks
 
@@ -134,4 +135,12 @@ class HostAwareRustCore(_RustCore):  # type: ignore[misc]
         """SGLang's, then the state that went with the leaf."""
         result = super().evict_device_leaf(node_id, is_write_back)
         self.advisor.ask(self._freed, result, node_id)
+        if isinstance(self.advisor.book, LearnedBook):
+            self.advisor.ask(self._leaf_gone, self.advisor.book, node_id)
         return result
+
+    def _leaf_gone(self, book: LearnedBook, node_id: int) -> None:
+        try:
+            self.get_component_device_value(node_id, _MAMBA)
+        except KeyError:
+            book.node_gone(node_id)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from statecache_sglang import host_seams, reporting, seams
+from statecache_sglang import forks, host_seams, learned_book, reporting, seams
 
 _log = logging.getLogger("statecache.sglang")
 _MAMBA = seams.mamba_type()
@@ -44,8 +44,10 @@ class PatientMambaComponent(_MambaComponent):  # type: ignore[misc]
         """SGLang's, or 0 (nothing of the request is cached now) when there is no slot.
 
         All slots are taken before anything else is done, so there is nothing to undo. A state
-        that is not finite is not kept either.
+        that is not finite is not kept either. Nor is one that the admission does not want.
         """
+        if not is_finished and not forks.is_wanted(self.cache, req, token_ids_len):
+            return 0
         try:
             if not self._reserve(req, is_finished):
                 self.skip("not_cached", "this step of the request was not cached")
@@ -55,6 +57,7 @@ class PatientMambaComponent(_MambaComponent):  # type: ignore[misc]
             )
         finally:
             self._give_back_reserved()
+        insert_params.statecache_end = is_finished or token_ids_len >= len(req.origin_input_ids)
         stored, pool = insert_params.mamba_value, self.int8_ckpt_pool
         if stored is not None and hasattr(pool, "was_refused") and pool.was_refused(stored):
             insert_params.mamba_value = None
@@ -148,9 +151,11 @@ def admit_all_or_none(
         adder.tree_cache.dec_lock_ref(req.last_node, lock.to_dec_params())
         if needed > free + evictable:
             return seams.no_room()
-    result = original(adder, req, *args, **kwargs)
+    with forks.chunk_ending_at_fork(adder, req, *args, **kwargs):
+        result = original(adder, req, *args, **kwargs)
     if adder.can_run_list and adder.can_run_list[-1] is req:
         reporting.admitted(adder.tree_cache, req)
+        learned_book.admitted(adder.tree_cache, req)
     return result
 
 

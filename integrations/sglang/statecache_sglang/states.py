@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from typing import ParamSpec, TypeVar
 
 from statecache import StateIndex
+from statecache.named_index import NamedIndex
 from statecache.metrics import Counts, Reporter
 from statecache.settings import Settings
 
@@ -30,15 +31,24 @@ class StateBook:
     it, so it stays in the index as a shallower neighbour, pinned until it is back or gone.
     """
 
-    def __init__(self, settings: Settings, below: Callable[[int, list[int]], list[int]]) -> None:
-        self._index = StateIndex(settings.policy, settings.cost_model())
+    def __init__(
+        self,
+        settings: Settings,
+        below: Callable[[int, list[int]], list[int]],
+        index: StateIndex | NamedIndex | None = None,
+    ) -> None:
+        if index is None:
+            index = StateIndex(settings.policy, settings.cost_model())
+        self._index = index
         self._stamps_release = settings.policy != "lru"
         self._below = below
         self._parent: dict[int, int | None] = {}
         self._children: dict[int | None, dict[int, None]] = {None: {}}
         self._proposed: set[int] = set()
+        self.walking = False
         self._host_only: set[int] = set()
         self.policy = settings.policy
+        self.admission = settings.admission
         self.counts = Counts()
         self._walk_began = 0.0
 
@@ -115,6 +125,7 @@ class StateBook:
         """Start one eviction pass."""
         self._walk_began = time.perf_counter()
         self._index.begin_walk()
+        self.walking = True
         self._proposed.clear()
 
     def propose(self, is_locked: Callable[[int], bool]) -> int | None:
@@ -128,6 +139,7 @@ class StateBook:
     def end_walk(self) -> None:
         """End the pass; proposals the engine did not act on stay as they were."""
         self._proposed.clear()
+        self.walking = False
         self._index.end_walk()
         self.counts.walked(time.perf_counter() - self._walk_began)
 
@@ -169,6 +181,10 @@ class StateBook:
     def priority(self, state: int) -> float:
         """Return the priority the index gives to `state`."""
         return self._index.priority(state)
+
+    def sample(self) -> dict[str, float]:
+        """Return what the policy itself has for the metrics."""
+        return {}
 
     @property
     def watermark(self) -> float:

@@ -40,7 +40,7 @@ class CheckpointBook:
         block_tokens: int,
         told: Callable[[Hash, bool], None],
     ) -> None:
-        self.tree = StateTree(settings, block_tokens)
+        self.tree = StateTree(settings, block_tokens, slots)
         self.slots = slots
         self.counts = Counts()
         self.events = Events()
@@ -60,20 +60,25 @@ class CheckpointBook:
         self._pending.clear()
         self._free = list(range(self.slots - 1, -1, -1))
 
-    def store(self, path: Sequence[Hash]) -> tuple[int, int] | None:
+    def store(
+        self, path: Sequence[Hash], *, end: bool = True, between: bool = False
+    ) -> tuple[int, int] | None:
         """A state was committed at the end of `path`: return its number and the slot to store to.
+
+        `end` says that this is the end of a prompt, `between` that it is one of its interval
+        states: such a one never takes the slot of the only state its prompt has.
 
         None when it is in a slot already, or every slot is waiting for its store.
         """
         known = self.tree.find(path[-1])
         if known is not None:
-            self.tree.use(known)
+            self.tree.put(path, end=end)
             return None
-        if not self._free and not self._evict():
+        if not self._free and not self._evict(path if between else ()):
             self.counts.skipped += 1
             self.events.add("skips|not_cached")
             return None
-        state = self.tree.put(path)
+        state = self.tree.put(path, end=end)
         slot = self._slot[state] = self._free.pop()
         self.tree.pin(state)
         self._pending.add(state)
@@ -85,10 +90,11 @@ class CheckpointBook:
         """How many states wait for their store."""
         return len(self._pending)
 
-    def _evict(self) -> bool:
+    def _evict(self, sparing: Sequence[Hash] = ()) -> bool:
+        """Make room, but not by the only state on the path `sparing`."""
         began = time.perf_counter()
         victim = self.tree.peek()
-        if victim is None:
+        if victim is None or (sparing and [victim] == list(self.tree.on(sparing))):
             return False
         self._told(self.tree.hash_of(victim), False)
         self.tree.evict()
@@ -133,6 +139,7 @@ class CheckpointBook:
             self.counts.worthless += 1
             self.events.add("evictions|kv_gone")
             self._drop(state)
+        self.tree.lost(block_hash)
 
     def _drop(self, state: int) -> None:
         self._told(self.tree.hash_of(state), False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from statecache import _blocks
+from statecache import StateIndex, _blocks
 from statecache.settings import Settings
 from statecache_vllm.state_tree import Hash, StateTree
 
@@ -27,7 +27,10 @@ class GdsQueue(_blocks.GdsQueue):
         endings: Sequence[bytes],
     ) -> None:
         self.tree = StateTree(settings, block_tokens)
-        super().__init__(cached, self.tree.index, list(endings))
+        index = self.tree.index
+        if not isinstance(index, StateIndex):
+            raise TypeError(f"the policy {settings.policy} is for a checkpoint pool")
+        super().__init__(cached, index, list(endings))
 
     def set_at(self, path: Sequence[Hash]) -> None:
         """A state was set at the end of `path`; a request still holds it."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from statecache import seam
+from statecache.errors import SettingsError
 from statecache.record import check_record_file
 from statecache.settings import Settings
 from statecache_vllm import refusals, seam_table, seams
@@ -28,6 +29,11 @@ def configure(settings: Settings, engine_args: Any, create: Callable[[], Any]) -
     if settings.record is not None and multiprocessing.parent_process() is None:
         check_record_file(settings.record)  # in a child it may be that of this very server
     in_force = settings.in_force
+    if settings.policy == "learned" and not settings.dry_run and not settings.checkpoint_mode:
+        raise SettingsError(
+            "--statecache-policy learned needs --statecache-checkpoints: it rules the slots of that"
+            " pool (the blocks have --statecache-block-order)"
+        )
     refusals.refuse(engine_args, pool=in_force.checkpoint_mode is not None)
     if engine_args.block_size is not None:
         # The block can only become a multiple of this one, in processes that start later.

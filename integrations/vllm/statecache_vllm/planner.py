@@ -56,6 +56,7 @@ class Planner:
         self._looked_up: set[str] = set()
         self._proven: set[str] = set()
         self._planned: dict[str, Copy] = {}
+        self._reached: dict[str, int] = {}  # how far the KV of a lookup went
         self._hit: dict[str, int] = {}  # states that served a lookup from their blocks
         self._restores: list[Copy] = []
         self._guard_calls()
@@ -236,6 +237,7 @@ class Planner:
         return get_computed_blocks
 
     def _with_checkpoints(self, book: CheckpointBook, request: Any, found: Any) -> Any:
+        self._reached[request.request_id] = max(found[1], found[2])
         if found[2] > found[1]:
             found = self._with_restore(book, request, found)
         if request.request_id not in self._planned:
@@ -340,6 +342,7 @@ class Planner:
         self._requests.pop(name, None)
         self.report.finished(name, last=not self._requests)
         self._planned.pop(name, None)
+        self._reached.pop(name, None)
         self._hit.pop(name, None)
         self._looked_up.discard(name)
         self._proven.discard(name)
@@ -354,15 +357,26 @@ class Planner:
             if any(at not in own for at, own in zip(planned[2], held, strict=True)):
                 # Not guarded: the request must not go on from a block without its state.
                 raise RuntimeError("statecache: vLLM did not take the block of a restored state")
-        self._note_admitted(self._hit.pop(request.request_id, None), planned)
+        self._note_admitted(request, self._hit.pop(request.request_id, None), planned)
 
-    def _use_admitted(self, hit: int | None, planned: Copy | None) -> None:
+    def _use_admitted(self, request: Any, hit: int | None, planned: Copy | None) -> None:
         if self.book is None:
             return
+        if self._settings.policy == "learned":
+            tokens = request.num_tokens
+            path = self._path(request, tokens)
+            reached = self._reached.pop(request.request_id, 0)
+            self.book.tree.requested(path, tokens, self._offered(len(path)), reached)
         if hit is not None and hit in self.book.tree:
             self.book.tree.use(hit)
         if planned is not None:
             self.book.restored(planned[0])
+
+    def _offered(self, blocks: int) -> list[int]:
+        """Return after how many blocks of a prompt states will be offered, as far as is known."""
+        every = self._interval // self._block
+        between = range(every, blocks, every) if every else ()
+        return [*between, blocks] if blocks else []
 
     def plan(self, block_state: Any) -> tuple[list[Copy], list[Copy]]:
         """Return the restores and stores of this step."""
@@ -397,7 +411,10 @@ class Planner:
             path = self._path(request, tokens)
             if isinstance(self.queue, GdsQueue):
                 self.queue.set_at(path)
-            made = None if self.book is None else self.book.store(path)
+            end = tokens >= request.num_prompt_tokens // self._block * self._block
+            between = not end and self._interval > 0 and tokens % self._interval == 0
+            book = self.book
+            made = None if book is None else book.store(path, end=end, between=between)
             if made is not None:
                 stores.append((*made, tuple(blocks[group] for group in self._states)))
 
@@ -412,6 +429,7 @@ class Planner:
     def forget(self) -> None:
         """Drop every checkpoint: the weights may have changed."""
         self._planned.clear()
+        self._reached.clear()
         self._hit.clear()
         if self.book is not None:
             self._clear_book(self.book)

@@ -125,6 +125,7 @@ class Report:
         mode, counts = self._settings.checkpoint_mode, book.counts
         return {
             **book.events.sample(),
+            **book.tree.sample(),
             "slots|checkpoint": book.slots,
             "slots_free|checkpoint": book.slots - len(book),
             "states_resident|checkpoint": len(book),

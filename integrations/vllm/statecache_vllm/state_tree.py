@@ -8,9 +8,11 @@ resident states, in runs that end at a state or where paths part.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from statecache import StateIndex
+from statecache.named_index import GHOSTS, KnownKeys, NamedIndex, key_of
 from statecache.settings import Settings
 
 __all__ = ["StateTree"]
@@ -34,21 +36,29 @@ class _Run:
 class StateTree:
     """Resident states as the index sees them. Depths are blocks here, tokens in the index."""
 
-    def __init__(self, settings: Settings, block_tokens: int) -> None:
+    def __init__(self, settings: Settings, block_tokens: int, slots: int = 1) -> None:
         self._settings = settings
         self._block_tokens = block_tokens
+        self._slots = slots
         self._last = 0
         self.clear()
 
     def clear(self) -> None:
         """Forget every state. Numbers are never used twice."""
-        self._index = StateIndex(self._settings.policy, self._settings.cost_model())
+        cost = self._settings.cost_model()
+        self._learned: NamedIndex | None = None
+        if self._settings.policy == "learned":
+            self._learned = NamedIndex(cost, self._slots)
+            self._known = KnownKeys(4 * (GHOSTS + self._slots))
+        self._index: StateIndex | NamedIndex = (
+            StateIndex(self._settings.policy, cost) if self._learned is None else self._learned
+        )
         self._root = _Run(None, (), 0)
         self._run_at: dict[int, _Run] = {}  # by state
         self._run_with: dict[Hash, _Run] = {}
 
     @property
-    def index(self) -> StateIndex:
+    def index(self) -> StateIndex | NamedIndex:
         """The index. Who evicts from it without this tree calls `dropped`; not after `clear`."""
         return self._index
 
@@ -59,7 +69,7 @@ class StateTree:
 
     def on(self, path: Sequence[Hash]) -> Iterator[int]:
         """Yield the states on `path`, the deepest one first."""
-        known = self._known(path)
+        known = self._blocks_known(path)
         run = self._run_with[path[known - 1]] if known else self._root
         if run.depth > known:
             run = run.above or run
@@ -69,22 +79,68 @@ class StateTree:
         """Return the hash at the end of `state`."""
         return self._run_at[state].hashes[-1]
 
-    def put(self, path: Sequence[Hash]) -> int:
-        """A state was set at the end of `path`; set again is a use. Returns its number."""
+    def put(self, path: Sequence[Hash], *, end: bool = True) -> int:
+        """A state was set at the end of `path`; set again is a use. Returns its number.
+
+        `end` says that this is the end of a prompt.
+        """
         found = self.find(path[-1])
+        if found is None:
+            self._last += 1
+        if self._learned is not None:
+            self._name(self._last if found is None else found, path[-1], end=end)
         if found is not None:
             self._index.touch(found)
             return found
         run = self._end_of(path)
         parent = next(self._states_from(run), None)
-        self._last += 1
         below = self._nearest_below(run)
         self._index.insert(self._last, run.depth * self._block_tokens, parent, below)
         run.state = self._last
         self._run_at[self._last] = run
         return self._last
 
-    def _known(self, path: Sequence[Hash]) -> int:
+    def _name(self, state: int, block_hash: Hash, *, end: bool) -> None:
+        if self._learned is not None:
+            key = key_of(block_hash)
+            self._known.add(key)
+            self._learned.name(state, key, end=end)
+
+    def requested(
+        self, path: Sequence[Hash], tokens: int, offered: Sequence[int], resident: int
+    ) -> None:
+        """A prompt of so many tokens was admitted; `learned` alone asks.
+
+        `path` are its full blocks; states will be offered at the ends of its first `offered`
+        blocks, wherever it resumes. Its KV was there for `resident` tokens.
+        """
+        if self._learned is None:
+            return
+        admitted = {key_of(path[depth - 1]): None for depth in offered}
+        for key in admitted:
+            self._known.add(key)
+        points = [
+            (key, (number + 1) * self._block_tokens)
+            for number, key in enumerate(map(key_of, path))
+            if key in self._known
+        ]
+        keys, depths = [key for key, _ in points], [depth for _, depth in points]
+        # The last token of a prompt is always computed.
+        reached = bisect_right(depths, min(tokens - 1, resident))
+        self._learned.request(keys, depths, reached, list(admitted))
+
+    def lost(self, block_hash: Hash) -> None:
+        """The KV of a block left the cache; the state at its end, if there was one, is gone."""
+        if self._learned is not None:
+            self._learned.drop([key_of(block_hash)])
+
+    def sample(self) -> dict[str, float]:
+        """Return what the policy itself has for the metrics."""
+        if self._learned is None:
+            return {}
+        return {**self._learned.sample(), "learned_prefixes": len(self._known)}
+
+    def _blocks_known(self, path: Sequence[Hash]) -> int:
         """Return how many blocks of `path` are in the tree; with a block all before it are."""
         low, high = 0, len(path)
         while low < high:
@@ -97,7 +153,7 @@ class StateTree:
 
     def _end_of(self, path: Sequence[Hash]) -> _Run:
         """Return the run that ends with `path`, made or split off if need be."""
-        known = self._known(path)
+        known = self._blocks_known(path)
         run = self._run_with[path[known - 1]] if known else self._root
         if run.depth > known:
             run = self._split(run, len(run.hashes) - (run.depth - known))

@@ -29,10 +29,10 @@ _POLICIES = {
     ("core", "native"): ("lru", "gds", "learned", "clairvoyant"),
     ("core", "int8"): ("lru", "gds", "learned", "clairvoyant"),
     ("core", "shared"): ("stock", "copies", "reuse"),
-    ("sglang", "native"): ("stock", "lru", "gds"),
-    ("sglang", "int8"): ("lru", "gds"),
-    ("vllm", "native"): ("lru", "gds"),
-    ("vllm", "int8"): ("lru", "gds"),
+    ("sglang", "native"): ("stock", "lru", "gds", "learned"),
+    ("sglang", "int8"): ("lru", "gds", "learned"),
+    ("vllm", "native"): ("lru", "gds", "learned"),
+    ("vllm", "int8"): ("lru", "gds", "learned"),
     ("vllm", "shared"): ("stock", "reuse", "gds"),
 }
 _ADMISSIONS: dict[object, tuple[str, ...]] = {

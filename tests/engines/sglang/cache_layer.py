@@ -22,6 +22,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from statecache.settings import Settings
+from statecache_sglang.learned_book import LearnedBook, space_of
 
 FULL, MAMBA = ComponentType.FULL, ComponentType.MAMBA
 CORES = ("python", "rust")
@@ -171,7 +172,15 @@ class Traffic:
     def start(self, tokens, **namespace):
         """What can be reused, and a lock on it."""
         match = self.match(tokens, **namespace)
+        self.requested(tokens, match.best_match_node, **namespace)
         return match.device_prefix_len, self.lock(match.best_match_node)
+
+    def requested(self, tokens, node, extra_key=None, cache_salt=None) -> None:
+        """Tell a book that learns, as the scheduler's admission does."""
+        advisor = getattr(self.core, "advisor", None)
+        if advisor is not None and isinstance(advisor.book, LearnedBook):
+            space = space_of(extra_key, cache_salt)
+            advisor.ask(advisor.book.requested, array("q", tokens), space, node, [len(tokens)])
 
     def hit(self, tokens, **namespace) -> int:
         return self.match(tokens, **namespace).device_prefix_len

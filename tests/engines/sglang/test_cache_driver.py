@@ -26,7 +26,7 @@ def both(workload: Workload, **settings):
     return core, play(Job(arm, PrefixTree.of(trace).paths))
 
 
-@pytest.mark.parametrize("policy", ["lru", "gds"])
+@pytest.mark.parametrize("policy", ["lru", "gds", "learned"])
 @pytest.mark.parametrize("pool", ["native", "int8"])
 @pytest.mark.parametrize("kind", ["distinct-prefixes", "shared-prefix"])
 def test_every_request_hits_what_the_replay_says(kind, pool, policy):
@@ -47,9 +47,13 @@ def test_every_request_hits_what_the_replay_says(kind, pool, policy):
 
 
 @pytest.mark.parametrize("admission", ["ends", "dense"])
-@pytest.mark.parametrize("policy", ["lru", "gds"])
+@pytest.mark.parametrize("policy", ["lru", "gds", "learned"])
 def test_agents_hit_nearly_what_the_replay_says(policy, admission):
-    """In SGLang the end of a request is no use of its hit, which also is pinned for less long."""
+    """In SGLang the end of a request is no use of its hit, which also is pinned for less long.
+
+    That moves more under learned, whose classes also tell distances in blocks of 512 tokens apart,
+    of which one is one token here.
+    """
     core, real = both(
         Workload(kind="agent", sessions=16, turns=20),
         policy=policy,
@@ -58,7 +62,7 @@ def test_agents_hit_nearly_what_the_replay_says(policy, admission):
         admission=admission,
     )
     hit, expected = (sum(one.hit_tokens for one in p.served) for p in (real, core))
-    assert hit == pytest.approx(expected, rel=0.005)
+    assert hit == pytest.approx(expected, rel=0.02 if policy == "learned" else 0.005)
     # SGLang drops the KV of a leaf with its state, so it never has more of it than the replay.
     pairs = zip(real.served, core.served, strict=True)
     assert all(a.resident_tokens <= b.resident_tokens for a, b in pairs)

@@ -55,7 +55,20 @@ def test_gds_is_the_same_on_both_cores_and_equals_brute_force(pool, share):
     assert watched.evictions > 5_000 * share
 
 
-@pytest.mark.parametrize("policy", ["gds", "lru"])
+@pytest.mark.parametrize("pool", ["active", "int8"])
+def test_learned_is_the_same_on_both_cores(pool, share):
+    """Every hit, every state that is kept and every victim, with its ghosts and its guard."""
+    with plugin(policy="learned", **(INT8 if pool == "int8" else {})):
+        caches = [Traffic(core, **SIZES) for core in CORES]
+    run_in_step(caches, SEED + 3, int(6_000 * share))
+    one, other = (cache.core.advisor for cache in caches)
+    assert one.book.sample() == other.book.sample()
+    assert one.book.sample()["learned_ghosts"] > 100 * share
+    assert one.counts.numbers == other.counts.numbers
+    assert one.counts.numbers["evictions|policy"] > 1_000 * share
+
+
+@pytest.mark.parametrize("policy", ["gds", "lru", "learned"])
 def test_a_cap_on_the_states_of_a_path(policy, share):
     """--mamba-max-states-per-path takes states past the walk: the index must see that."""
     with plugin(policy=policy):

@@ -39,6 +39,28 @@ def test_the_numbers_are_those_of_the_cache(core):
 
 
 @pytest.mark.parametrize("core", CORES)
+def test_what_learned_remembers_is_shown(core):
+    """4 slots, 6 states of 10 tokens: 2 were dropped with their KV and are remembered as ghosts.
+
+    Then KV goes for its own sake, with a state: nobody can resume there, so it is no ghost.
+    """
+    with plugin(policy="learned"):
+        traffic = Traffic(core, slots=4)
+    for number in range(6):
+        traffic.run(numbered(1_000 * number))
+    found = reporting.sample(traffic.cache)
+    assert found["active|learned"] == 1
+    assert found["learned_ghosts"] == 2
+    assert found["learned_points"] == found["learned_prefixes"] == 6
+    assert [found[f"learned_follows|{one}"] for one in ("learned", "gds", "lru")] == [1, 0, 0]
+    traffic.evict(kv_tokens=10)
+    found = reporting.sample(traffic.cache)
+    assert (found["evictions|engine"], found["states_resident|active"]) == (1, 3)
+    assert found["learned_ghosts"] == 2
+    traffic.check()
+
+
+@pytest.mark.parametrize("core", CORES)
 def test_states_that_the_engine_drops_or_a_flush_loses_have_reasons_of_their_own(core):
     with plugin(policy="gds"):
         traffic = Traffic(core, slots=6)

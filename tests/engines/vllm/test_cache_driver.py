@@ -28,7 +28,8 @@ def test_with_a_state_at_each_block_and_memory_for_all_hits_are_those_of_the_rep
     assert sum(one.hit_tokens for one in core.served) > 0
     stock = played(engine="vllm", pool="shared", policy="stock", **ample)
     pooled = played(engine="vllm", pool="native", policy="lru", **ample)
-    for real in (stock, pooled):
+    learned = played(engine="vllm", pool="native", policy="learned", **ample)
+    for real in (stock, pooled, learned):
         assert real.served == core.served
     assert (stock.evicted_states, pooled.evicted_states) == (None, 0)
 
@@ -40,6 +41,14 @@ def test_an_arm_leaves_nothing_behind_for_the_next():
     assert pooled.evicted_states > 0
     assert sum(o.hit_tokens for o in pooled.served) > sum(o.hit_tokens for o in before.served)
     assert played(**stock) == before
+
+
+def test_learned_chooses_otherwise_and_hits_more_than_lru_where_slots_are_few():
+    """The same requests and the same memory; only the order of the slots differs."""
+    found = {one: played(pool="int8", policy=one, **SCARCE) for one in ("lru", "gds", "learned")}
+    hits = {policy: sum(one.hit_tokens for one in of.served) for policy, of in found.items()}
+    assert hits["learned"] > hits["lru"]
+    assert found["learned"].evicted_states not in (0, found["gds"].evicted_states)
 
 
 def test_what_cannot_fit_is_rejected():

@@ -15,6 +15,7 @@ PLUGINS = {
     **{order: {"block_order": order} for order in ORDERS},
     "pool": POOL,
     "stock and pool": {**POOL, "block_order": "stock"},
+    "pool by learned": {**POOL, "policy": "learned", "checkpoint_slots": 16},
 }
 
 
@@ -84,7 +85,7 @@ def test_the_native_queue_in_vllms_order_is_vllms_block_for_block(model, share):
     stock = {"block_order": "stock", "checkpoint_interval": 8192}
     vllms = allocated(with_vllms_own_queue(Run(model, blocks=70, plugin=stock)), 1, steps)
     native = Run(model, blocks=70, plugin={**POOL, **stock})
-    native.planner.book.store = lambda _path: None
+    native.planner.book.store = lambda _path, **_: None
     ours = allocated(native, 1, steps)
     assert isinstance(native.planner.queue, StockQueue)
     assert native.planner.guard.anomalies == 0
