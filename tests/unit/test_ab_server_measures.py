@@ -1,4 +1,4 @@
-"""`statecache ab` with servers: answers in prompts, counters, memory, keys, plans that are shown."""
+"""`statecache ab` with servers: answers in prompts, counters, memory, keys, plans shown."""
 
 import gzip
 import itertools
