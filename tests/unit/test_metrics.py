@@ -95,6 +95,8 @@ def test_changes_in_a_row_add_up_and_the_later_gauge_counts() -> None:
 def test_what_is_exported_is_what_was_counted() -> None:
     exporter = Exporter(CLASSES, "vllm", "exported", 0)
     assert value("requests_total", "exported") == 0  # there before the first request
+    assert value("evictions_total", "exported", reason="policy") == 0
+    assert value("skips_total", "exported", reason="not_cached") == 0
     exporter.apply({"requests": 2, "active|gds": 1, "evictions|policy": 4, "slots_free|blocks": 9})
     exporter.apply({"requests": 3, "slots_free|blocks": 7})
     assert value("requests_total", "exported") == 5

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Question", "RequestError"]
 
 _SHOWN_CHARACTERS = 300
+# A line may have twice as many: servers that tell the ids of an answer tell those of its prompt too.
+_READ_BYTES = 2**21
 # Also what aiohttp raises for a line without end, and msgspec for JSON nested too deeply.
 _FAULTS = (
     *(aiohttp.ClientError, HttpProcessingError, OSError, TimeoutError),
@@ -82,7 +84,7 @@ class Client:
             base_url=url.rstrip("/").removesuffix("/v1") + "/",
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=seconds),
-            read_bufsize=2**20,
+            read_bufsize=_READ_BYTES,
             headers={"Authorization": f"Bearer {key}"} if key else None,
         ) as http:
             yield cls(http, arm, model, seconds)
