@@ -24,7 +24,7 @@ def configure(settings: Settings, engine_args: Any, create: Callable[[], Any]) -
     gets vLLM's own configuration.
     """
     seams.share_log()
-    seam.check_native("statecache._blocks")
+    seam.check_native("statecache._index", "statecache._blocks")
     check_seams(settings)
     if settings.record is not None and multiprocessing.parent_process() is None:
         check_record_file(settings.record)  # in a child it may be that of this very server

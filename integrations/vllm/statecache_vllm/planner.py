@@ -51,6 +51,7 @@ class Planner:
         self._interval = settle_interval(settings, vllm_config.cache_config, kv_cache_config)
         self.end_chunk = end_chunks(self._interval, self.guard)
         self.queue: BlockQueue | None = None
+        self._map_failed = False
         self.book: CheckpointBook | None = None
         self._requests: dict[str, Any] = {}
         self._looked_up: set[str] = set()
@@ -116,8 +117,11 @@ class Planner:
         return self._pool.free_block_queue
 
     def _hand_over_map(self) -> Any:
-        """Give the pool vLLM's own map, and its own queue: ours reads ours. Return the map."""
-        self._hand_over()
+        """Give the pool vLLM's own map and return it. The queue, which reads ours, goes later.
+
+        Now `BlockPool.get_new_blocks` may hold blocks that look free.
+        """
+        self._map_failed = True
         if isinstance(self._pool.cached_block_hash_to_block, GuardedCache):
             vllms_own_map(self._pool)
         return self._pool.cached_block_hash_to_block
@@ -164,6 +168,8 @@ class Planner:
 
         def reset_prefix_cache() -> bool:
             done = original()
+            if self._map_failed:
+                self._hand_over()
             if done:
                 self.forget()
                 if self.queue is not None:
@@ -380,6 +386,8 @@ class Planner:
 
     def plan(self, block_state: Any) -> tuple[list[Copy], list[Copy]]:
         """Return the restores and stores of this step."""
+        if self._map_failed:
+            self._hand_over()
         restores, self._restores = self._restores, []
         if self.book is None and not isinstance(self.queue, GdsQueue):
             return restores, []

@@ -21,7 +21,7 @@ def test_eviction_logs_are_identical_whatever_the_hash_seed():
         )
         for seed in ("0", "1", "2", "4294967295")
     ]
-    done = [process.communicate(timeout=300) for process in running]
+    done = [process.communicate(timeout=900) for process in running]
     assert [process.returncode for process in running] == [0] * 4, done[0][1].decode()[-2_000:]
     logs = {out for out, _ in done}
     assert len(logs) == 1

@@ -49,10 +49,6 @@ CONFIGURE = """
     args.create_engine_config()
     print("configured")
 """
-REINSTALL = {
-    "statecache._index": "statecache: statecache was installed without its native index",
-    "statecache._blocks": "statecache: statecache._blocks does not load: reinstall statecache",
-}
 
 
 def in_a_fresh_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -65,7 +61,7 @@ def in_a_fresh_process(code: str, *arguments: str) -> subprocess.CompletedProces
     )
 
 
-@pytest.mark.parametrize("module", REINSTALL)
+@pytest.mark.parametrize("module", ["statecache._index", "statecache._blocks"])
 def test_an_extension_that_does_not_load_stops_a_server_that_asks_for_it_alone(model, module):
     broken = BROKEN.replace("MODULE", module).replace("PROBLEM", "undefined symbol: PyX")
     code = textwrap.dedent(broken) + textwrap.dedent(CONFIGURE)
@@ -73,8 +69,10 @@ def test_an_extension_that_does_not_load_stops_a_server_that_asks_for_it_alone(m
     asked = in_a_fresh_process(code, *words, "--kv-cache-plugin", "statecache")
     assert asked.returncode == 1
     line = asked.stderr.splitlines()[-1]
-    assert line.startswith(REINSTALL[module])
-    assert line.endswith("(undefined symbol: PyX)")
+    assert line == (
+        f"statecache: {module} does not load: reinstall statecache with pip in this Python"
+        " (undefined symbol: PyX)"
+    )
     assert "Traceback" not in asked.stderr
     alone = in_a_fresh_process(code, *words)
     assert alone.stdout.splitlines()[-1] == "configured", alone.stderr

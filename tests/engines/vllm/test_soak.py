@@ -38,6 +38,8 @@ def check(run: Run) -> None:
     assert len(pool.cached_block_hash_to_block) == len(keys)
     tree = getattr(planner.queue, "tree", None)
     if tree is not None:
+        for state in planner.queue.take_gone():  # as the next state that is set would
+            tree.dropped(state)
         tree.check()
     if planner.book is not None:
         planner.book.check()
