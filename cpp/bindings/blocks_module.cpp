@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cached_blocks.h"
+#include "made.h"
 #include "statecache/block_queue.h"
 #include "statecache/gds_queue.h"
 #include "statecache/reuse_queue.h"
@@ -21,6 +22,8 @@ using statecache::CachedBlocks;
 using statecache::GdsQueue;
 using statecache::ReuseQueue;
 using statecache::StockQueue;
+
+STATECACHE_MADE(statecache::StateIndex)
 
 namespace {
 
@@ -143,6 +146,15 @@ struct Gds final : Queue {
   GdsQueue queue;
 };
 
+}  // namespace
+
+STATECACHE_MADE(Queue)
+STATECACHE_MADE(Stock)
+STATECACHE_MADE(Reuse)
+STATECACHE_MADE(Gds)
+
+namespace {
+
 // A pool and its queue refer to each other: the garbage collector has to see it.
 void collect(PyHeapTypeObject* heap_type) {
   PyTypeObject* const type = &heap_type->ht_type;
@@ -166,12 +178,13 @@ void collect(PyHeapTypeObject* heap_type) {
 // Called for each block of a hit: without an argument parser.
 PyObject* remove(PyObject* self, PyObject* block) {
   try {
-    if (!py::detail::is_holder_constructed(self)) throw py::value_error("a queue not made yet");
     auto& queue = py::cast<Queue&>(py::handle(self));
     queue.order().remove(queue.pool.number(block));
     return Py_NewRef(Py_None);
   } catch (py::error_already_set& error) {
     error.restore();
+  } catch (const py::builtin_exception& error) {
+    error.set_error();
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   }
