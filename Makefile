@@ -16,7 +16,7 @@ export PATH := $(abspath $(RUN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: all test test-quick lint test-cpp test-py test-engines engines tally install system bench soak demo clean
+.PHONY: all test test-quick lint test-cpp test-py test-engines engines tally install system bench soak demo wheel clean
 all: test
 
 test: lint test-cpp test-py test-engines tally
@@ -60,11 +60,15 @@ lint: install
 CPP_BUILDS := cpp-plain cpp-asan cpp-tsan
 cpp-asan: SANITIZE := address,undefined
 cpp-tsan: SANITIZE := thread
+# Optimised less under the sanitizers, with no more debug information than their reports show:
+# either costs as much to compile as the rest. The checkpoint copies keep their -O3.
+CPP_FLAGS = $(if $(SANITIZE),-O1,-O2) -g1
 .PHONY: $(CPP_BUILDS)
 
 $(CPP_BUILDS): $(VENV)/.ready
 	cmake -S . -B build/$@ -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSTATECACHE_TESTS=ON \
-	  -DSTATECACHE_SANITIZE=$(SANITIZE) -DPython_EXECUTABLE=$(abspath $(PY)) >/dev/null
+	  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="$(CPP_FLAGS)" -DSTATECACHE_SANITIZE=$(SANITIZE) \
+	  -DPython_EXECUTABLE=$(abspath $(PY)) >/dev/null
 	cmake --build build/$@
 	mkdir -p $(REPORTS)
 	ctest --test-dir build/$@ -j 2 --output-on-failure --no-tests=error \
@@ -105,6 +109,14 @@ bench: install
 	build/cpp-bench/tests/cpp/statecache_bench
 	$(RUN)/pytest tests/bench/bench_index.py tests/bench/bench_metrics.py --benchmark-enable --benchmark-timer=time.thread_time \
 	  --benchmark-disable-gc --benchmark-columns=median,iqr,rounds
+
+# For this Python, with the copies for torch from 2.13 on, and CUDA kernels where there is an nvcc.
+# What is in it stands beside it.
+wheel: $(VENV)/.ready
+	rm -rf dist && mkdir -p dist
+	STATECACHE_OPS=ON $(PY) -m pip wheel -q --no-build-isolation --no-deps -w dist .
+	for wheel in dist/*.whl; do $(PY) tests/packaging/wheel_contents.py $$wheel >$$wheel.cdx.json || exit 1; done
+	@ls -l dist
 
 demo: install
 	mkdir -p out

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cached_blocks.h"
+#include "made.h"
 #include "statecache/block_queue.h"
 #include "statecache/gds_queue.h"
 #include "statecache/reuse_queue.h"
@@ -21,6 +22,8 @@ using statecache::CachedBlocks;
 using statecache::GdsQueue;
 using statecache::ReuseQueue;
 using statecache::StockQueue;
+
+STATECACHE_MADE(statecache::StateIndex)
 
 namespace {
 
@@ -142,6 +145,15 @@ struct Gds final : Queue {
   py::object index;
   GdsQueue queue;
 };
+
+}  // namespace
+
+STATECACHE_MADE(Queue)
+STATECACHE_MADE(Stock)
+STATECACHE_MADE(Reuse)
+STATECACHE_MADE(Gds)
+
+namespace {
 
 // A pool and its queue refer to each other: the garbage collector has to see it.
 void collect(PyHeapTypeObject* heap_type) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "made.h"
 #include "statecache/cost_model.h"
 #include "statecache/learned_index.h"
 #include "statecache/state_index.h"
@@ -46,6 +47,9 @@ const LearnedIndex* as_learned(const StateIndex& index) {
 }
 
 }  // namespace
+
+STATECACHE_MADE(CostModel)
+STATECACHE_MADE(StateIndex)
 
 namespace pybind11::detail {
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -261,12 +262,21 @@ def flag_of(name: str) -> str:
 
 def add_flags(parser: argparse.ArgumentParser, engine: str | None = None) -> None:
     """Add the flags of `engine` in a group of their own, each `None` unless given."""
+    _let_costs_be_values(parser)
     group = parser.add_argument_group("statecache")
     for name, options in _FLAGS.items():
         if _ONLY_FOR.get(name, engine) != engine:
             continue
         destination = flag_of(name).removeprefix("--").replace("-", "_")
         group.add_argument(flag_of(name), dest=destination, default=None, **options)
+
+
+def _let_costs_be_values(parser: argparse.ArgumentParser) -> None:
+    """Take "-1,2" for a value, as "-1" is, and not for a flag: a bad cost is refused by its name."""
+    matcher = getattr(parser, "_negative_number_matcher", None)
+    if matcher is not None:
+        pattern = re.compile(rf"{matcher.pattern}|^-[\d.][^,]*,")
+        parser._negative_number_matcher = pattern  # noqa: SLF001
 
 
 def given_on(holder: Any) -> dict[str, Any]:

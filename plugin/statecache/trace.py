@@ -18,15 +18,21 @@ from statecache.errors import SettingsError, TraceError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["BLOCK_TOKENS", "MAX_LINE_BYTES", "Request", "Trace", "read_trace"]
+__all__ = ["BLOCK_TOKENS", "MAX_IDS", "MAX_LINE_BYTES", "Request", "Trace", "read_trace"]
 
 BLOCK_TOKENS = 512
 MAX_LINE_BYTES = 64 * 2**20
+MAX_IDS = 2**22  # of a prompt of 2^31 tokens
+
+# A packed file that unpacks to more than this is refused beyond this ratio: traces reach 5 to 20.
+_PACKED_FREELY = 256 * 2**20
+_MAX_RATIO = 100
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
 Length = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 BlockId = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+BlockIds = Annotated[list[BlockId], msgspec.Meta(max_length=MAX_IDS)]
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -39,7 +45,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     timestamp: int | float
     input_length: Length
     output_length: Length
-    hash_ids: list[BlockId]
+    hash_ids: BlockIds
 
     @property
     def blocks(self) -> int:
@@ -64,11 +70,12 @@ class _FirstLine(msgspec.Struct, frozen=True):
 
 
 class _HashingReader(io.RawIOBase):
-    """Passes bytes through and keeps the SHA-256 of all that went by."""
+    """Passes bytes through; keeps the number and the SHA-256 of all that went by."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
         self.sha256 = hashlib.sha256()
+        self.count = 0
 
     def readable(self) -> bool:
         return True
@@ -79,6 +86,7 @@ class _HashingReader(io.RawIOBase):
             raise OSError("it is non-blocking and has no data yet: give a file or a plain pipe")
         buffer[: len(chunk)] = chunk
         self.sha256.update(chunk)
+        self.count += len(chunk)
         return len(chunk)
 
 
@@ -118,7 +126,7 @@ def _read(name: str, raw: IO[bytes], limit: int | None) -> Trace:
     requests: list[Request] = []
     seed: int | None = None
     number = 0
-    for number, line in _lines(name, stream):
+    for number, line in _lines(name, stream, hashing):
         request = _parse(name, number, line, decoder)
         if number == 1:
             seed = _seed(line)
@@ -134,8 +142,10 @@ def _read(name: str, raw: IO[bytes], limit: int | None) -> Trace:
     return Trace(name, hashing.sha256.hexdigest(), seed, requests)
 
 
-def _lines(name: str, stream: IO[bytes] | gzip.GzipFile) -> Iterator[tuple[int, bytes]]:
-    number = 1
+def _lines(
+    name: str, stream: IO[bytes] | gzip.GzipFile, stored: _HashingReader
+) -> Iterator[tuple[int, bytes]]:
+    number, unpacked = 1, 0
     while True:
         try:
             line = stream.readline(MAX_LINE_BYTES + 1)
@@ -147,6 +157,10 @@ def _lines(name: str, stream: IO[bytes] | gzip.GzipFile) -> Iterator[tuple[int, 
             return
         if len(line) > MAX_LINE_BYTES:
             raise TraceError(name, f"is longer than {MAX_LINE_BYTES} bytes", number)
+        unpacked += len(line)
+        if unpacked > max(_PACKED_FREELY, _MAX_RATIO * stored.count):
+            problem = f"unpacks to more than {_MAX_RATIO} times its size: unpack it first"
+            raise TraceError(name, problem, number)
         yield number, line
         number += 1
 

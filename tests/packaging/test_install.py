@@ -1,9 +1,11 @@
 """`pip install .` as a user runs it: build isolation on, into an environment that holds nothing."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import venv
 import zipfile
 from pathlib import Path
@@ -66,12 +68,95 @@ def test_without_torch_the_index_alone_is_built_and_a_second_build_compiles_noth
         subprocess.run([python, "-I", "-c", f"import {package}; {package}.register"], check=True)
 
 
-def test_torch_of_the_environment_is_found_under_isolation(source: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def with_copies(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Return a folder with the wheel of this environment's torch, and the log of its build."""
     pytest.importorskip("torch")
-    log = wheel(sys.executable, source, tmp_path, "-C", "cmake.define.STATECACHE_CUDA=OFF")
+    folder = tmp_path_factory.mktemp("wheel")
+    return folder, wheel(sys.executable, source, folder, "-C", "cmake.define.STATECACHE_CUDA=OFF")
+
+
+def test_torch_of_the_environment_is_found_under_isolation(with_copies: tuple[Path, str]) -> None:
+    folder, log = with_copies
     assert "checkpoint copies for torch 2." in log
     assert "Downloading torch" not in log
-    assert "statecache/_checkpoint_ops.abi3.so" in names_in(tmp_path)
+    assert "statecache/_checkpoint_ops.abi3.so" in names_in(folder)
+
+
+# What of this environment torch needs to run; nothing that could build anything.
+TORCH_NEEDS = ("torch", "torchgen", "typing_extensions.py", "sympy", "mpmath", "networkx", "jinja2")
+TORCH_NEEDS += ("markupsafe", "filelock", "fsspec", "numpy", "numpy.libs", "functorch")
+
+
+def test_the_wheel_works_where_there_is_no_compiler(
+    with_copies: tuple[Path, str], tmp_path: Path
+) -> None:
+    """A new environment, only its own programs on the PATH, torch linked in beside."""
+    home = tmp_path / "clean"
+    python = home / "bin" / "python"
+    venv.create(home, with_pip=True)
+    (path,) = with_copies[0].glob("*.whl")
+    pip(python, "install", "--only-binary", ":all:", str(path))
+    (packages,) = home.glob("lib/python*/site-packages")
+    for name in TORCH_NEEDS:
+        here = Path(sysconfig.get_path("platlib")) / name
+        if here.exists():
+            (packages / name).symlink_to(here)
+    code = """
+import shutil, torch
+assert not any(map(shutil.which, ("c++", "g++", "cc", "gcc", "clang", "cmake", "ninja", "nvcc")))
+from statecache import StateIndex, checkpoint_copies, checkpoint_reference
+index = StateIndex()
+index.insert(1, 9)
+assert index.evict(1) == [1]
+native = checkpoint_copies.copies_for("cpu")
+assert native.name == "native"
+state = torch.randn(2, 1, 64, 64)
+levels, scale = torch.zeros(1, 2, 1, 64, 64, dtype=torch.int8), torch.zeros(1, 2, 1, 1, 64)
+report, slots = torch.zeros(1, dtype=torch.int32), torch.tensor([1])
+native.store([state], levels, scale, report, slots, slots)
+back = torch.zeros_like(state)
+native.load(levels, scale, [back], slots, slots)
+assert torch.equal(back[1], checkpoint_reference.dequantize(levels[0, 1], scale[0, 1], state.dtype))
+assert float((back[1] - state[1]).abs().max()) <= float(scale.max()) / 2 * 1.0001
+"""
+    alone = {"PATH": str(home / "bin"), "HOME": str(tmp_path)}
+    subprocess.run([python, "-I", "-c", code], cwd=tmp_path, env=alone, check=True)
+    done = subprocess.run(
+        [home / "bin" / "statecache", "doctor"],
+        cwd=tmp_path,
+        env=alone,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    assert "copies of the checkpoint pool work" in done.stdout
+    assert done.returncode == 1, "no engine is there to work with, and all else is in order"
+    problems = [line for line in done.stdout.splitlines() if "PROBLEM" in line]
+    assert [line.split()[1] for line in problems] == ["engines"]
+
+
+def test_the_list_of_contents_names_every_file_and_what_was_compiled_in(
+    with_copies: tuple[Path, str],
+) -> None:
+    (path,) = with_copies[0].glob("*.whl")
+    script = Path(__file__).parent / "wheel_contents.py"
+    done = subprocess.run([sys.executable, script, path], capture_output=True, check=True)
+    listed = {one["name"]: one for one in json.loads(done.stdout)["components"]}
+    assert sorted(listed) == sorted(names_in(with_copies[0]))
+    for one in listed.values():
+        assert (ROOT / one["properties"][0]["value"]).exists()
+    extensions = {
+        name.split("/")[1].split(".")[0]: one for name, one in listed.items() if ".so" in name
+    }
+    assert {
+        name: [part["name"] for part in one["components"]] for name, one in extensions.items()
+    } == {
+        "_index": ["pybind11", "libstdc++"],
+        "_blocks": ["pybind11", "libstdc++"],
+        "_checkpoint_ops": ["torch", "libstdc++"],
+    }
 
 
 def test_missing_torch_is_an_error_where_the_copies_are_demanded(

@@ -59,3 +59,41 @@ def test_every_file_that_a_page_links_to_is_there() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+PAGES_OF_STEPS = ("adding-an-engine.md", "adding-a-policy.md", "how-it-works.md")
+
+
+@pytest.mark.parametrize("page", PAGES_OF_STEPS)
+def test_the_files_that_steps_name_are_there(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    named = re.findall(
+        r"`((?:cpp|plugin|integrations|tests)/[\w/.]+|Makefile|pyproject\.toml)`", text
+    )
+    assert len(named) >= 3
+    for name in named:
+        assert (ROOT / name).exists(), name
+
+
+NAMES = {
+    "cpp/include/statecache/state_index.h": "insert touch pin unpin erase begin_walk next_victim "
+    "evicted end_walk lowest rank_changed removing Policy",
+    "cpp/src/learned_index.cpp": "make_index",
+    "cpp/src/state_index.cpp": "parse_policy",
+    "plugin/statecache/replay.py": "POLICIES",
+    "plugin/statecache/reference.py": "POLICIES",
+    "plugin/statecache/settings.py": "add_flags _ONLY_FOR",
+    "plugin/statecache/seam.py": "Seam check",
+    "integrations/vllm/statecache_vllm/seam_table.py": "TESTED",
+    "integrations/vllm/statecache_vllm/adapter.py": "register",
+    "Makefile": "test-engines",
+}
+
+
+@pytest.mark.parametrize("file", NAMES)
+def test_the_names_that_steps_use_are_in_the_code(file: str) -> None:
+    steps = "".join((ROOT / "docs" / page).read_text() for page in PAGES_OF_STEPS)
+    code = (ROOT / file).read_text()
+    for name in NAMES[file].split():
+        assert re.search(rf"\b{name}\b", steps), f"{name} is no step: take it out here"
+        assert re.search(rf"\b{name}\b", code), f"{file} has no {name}"

@@ -80,3 +80,50 @@ assert callable(entry.load())
 assert not {"statecache", "sglang", "torch"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "use"),
+    [
+        ("_index", "CostModel", "linear"),
+        ("_index", "StateIndex", "watermark"),
+        *(
+            ("_blocks", queue, use)
+            for queue in ("StockQueue", "ReuseQueue", "GdsQueue")
+            for use in ("num_free_blocks", "lost", "get_all_free_blocks", "remove", "popleft")
+        ),
+        ("_blocks", "ReuseQueue", "ratio"),
+        ("_blocks", "GdsQueue", "take_gone"),
+    ],
+)
+def test_an_object_made_without_init_raises_and_nothing_else(
+    module: str, name: str, use: str
+) -> None:
+    """In a process of its own: without the check it may end in a segmentation fault."""
+    code = f"""
+from statecache import {module}
+bare = {module}.{name}.__new__({module}.{name})
+try:
+    found = bare.{use}
+    found(1) if "{use}" == "remove" else found()
+except TypeError as error:
+    assert "__init__" in str(error), error
+else:
+    raise SystemExit("no error")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_bound_class_is_checked() -> None:
+    from statecache import _blocks, _index
+
+    bound = {name for m in (_index, _blocks) for name, x in vars(m).items() if isinstance(x, type)}
+    assert bound == {
+        "BlockQueue",  # the base of the queues
+        "CachedBlocks",  # made by __new__ itself
+        "CostModel",
+        "GdsQueue",
+        "ReuseQueue",
+        "StateIndex",
+        "StockQueue",
+    }

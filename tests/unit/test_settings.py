@@ -17,6 +17,20 @@ def parse(*words: str) -> dict[str, object]:
     return given_on(parser.parse_args(words))
 
 
+@pytest.mark.parametrize("words", [("--statecache-cost=-1,2",), ("--statecache-cost", "-1,2")])
+def test_a_negative_cost_is_refused_by_its_name_however_it_is_given(words: tuple[str, ...]):
+    with pytest.raises(SettingsError, match=r"^--statecache-cost cannot be '-1,2': "):
+        Settings.from_given({**ON, **parse(*words)}, {})
+
+
+def test_a_flag_with_a_comma_in_its_value_stays_one():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-x")
+    add_flags(parser, "vllm")
+    assert parser.parse_args(["-xa,b"]).x == "a,b"
+    assert parser.parse_args(["-x", "-1"]).x == "-1"
+
+
 def test_nothing_given_is_off():
     settings = Settings.from_given(parse(), {})
     assert not settings.enabled

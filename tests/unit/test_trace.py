@@ -77,6 +77,29 @@ def test_a_line_over_the_bound_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         read_trace(str(path))
 
 
+def test_more_ids_than_the_longest_prompt_has_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(line() + line(hash_ids=[0] * (2**22 + 1)))
+    with pytest.raises(TraceError, match=r"line 2: field hash_ids: .* length <= 4194304"):
+        read_trace(str(path))
+
+
+def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line is good; what is packed 200 times smaller is read up to the bound, not to its end."""
+    monkeypatch.setattr(trace_module, "_PACKED_FREELY", 100_000)
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(gzip.compress(line() * 20_000))
+    assert path.stat().st_size < len(line()) * 20_000 / 200
+    with pytest.raises(TraceError, match=r"line \d+: unpacks to more than 100 times its size"):
+        read_trace(str(path))
+    path.write_bytes(line() * 20_000)  # the same, not packed
+    assert len(read_trace(str(path)).requests) == 20_000
+    path.write_bytes(gzip.compress(line() * 1_000))  # under the bound, whatever its ratio
+    assert len(read_trace(str(path)).requests) == 1_000
+
+
 @pytest.mark.parametrize("kept", [15, 40, 60])
 def test_a_truncated_gzip_is_named(kept: int, tmp_path: Path) -> None:
     path = tmp_path / "t.gz"
