@@ -32,7 +32,7 @@ def serve(model, log, *flags):
             command, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
     try:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 600  # on a busy machine
         while not ready():
             assert process.poll() is None, log.read_text()[-4000:]
             assert time.monotonic() < deadline, log.read_text()[-4000:]
