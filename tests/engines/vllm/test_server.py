@@ -2,12 +2,13 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,8 @@ def serve(model, log, *flags):
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        with suppress(ProcessLookupError):  # one that was stopped while it started leaves children
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def ready():
