@@ -73,7 +73,7 @@ def soaked(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_is_flat_and_nothing_drifts(model, kind):
-    report = soaked(model, kind, 1_000_000, 8, every=50)
+    report = soaked(model, kind, 1_000_000, 8, every=10)
     assert report.checks > 5
     assert report.growth_mib < soak.MOST_GROWTH_MIB
 
