@@ -16,7 +16,7 @@ export PATH := $(abspath $(RUN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: all test test-quick lint test-cpp test-py test-engines engines tally install system bench demo wheel clean
+.PHONY: all test test-quick lint test-cpp test-py test-engines engines tally install system bench demo fuzz wheel clean
 all: test
 
 test: lint test-cpp test-py test-engines tally
@@ -101,6 +101,19 @@ bench: install
 	build/cpp-bench/tests/cpp/statecache_bench
 	$(RUN)/pytest tests/bench/bench_index.py tests/bench/bench_metrics.py --benchmark-enable --benchmark-timer=time.thread_time \
 	  --benchmark-disable-gc --benchmark-columns=median,iqr,rounds
+
+# Ten minutes of each fuzzer, one after the other, guided by coverage. Findings lie in build/fuzz.
+SECONDS := 600
+fuzz: install
+	$(PY) -m pip install -q atheris==3.0.0
+	mkdir -p build/fuzz/index
+	cmake -S . -B build/cpp-fuzz -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSTATECACHE_TESTS=ON \
+	  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DSTATECACHE_FUZZ=ON \
+	  -DSTATECACHE_SANITIZE=address,undefined -DPython_EXECUTABLE=$(abspath $(PY)) >/dev/null
+	cmake --build build/cpp-fuzz --target index_fuzz
+	build/cpp-fuzz/tests/cpp/fuzz/index_fuzz $(SECONDS) tests/cpp/fuzz/corpus build/fuzz/index
+	for target in trace settings; do \
+	  $(PY) tests/fuzz/run.py $$target $(SECONDS) tests/fuzz/corpus/$$target || exit 1; done
 
 # For this Python, with the copies for torch from 2.13 on, and CUDA kernels where there is an nvcc.
 # What is in it stands beside it.
