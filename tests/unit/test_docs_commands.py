@@ -37,6 +37,8 @@ RUN_BY_ANOTHER_TEST = {  # the file, and what it holds if it still does so
 NOT_RUN = {
     "make test": "it is what runs this test",
     "make bench": "minutes of benchmarks, and no test is of time",
+    "make fuzz": "half an hour; tests/fuzz and ctest run it for seconds",
+    "make sanitized": "minutes: it builds the extensions anew",
     "make demo": "14 minutes; its first half is the two commands at the top of README",
     "python tests/bench/learned_table.py": "a minute on recorded traces; tests/golden holds them",
     "python tests/bench/learned_random.py": "half an hour; the policy's rules are tests",
