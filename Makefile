@@ -16,7 +16,7 @@ export PATH := $(abspath $(RUN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: all test test-quick lint test-cpp test-py test-engines engines tally install system bench soak demo wheel clean
+.PHONY: all test test-quick lint test-cpp test-py test-engines engines tally install system bench soak demo fuzz sanitized wheel clean
 all: test
 
 test: lint test-cpp test-py test-engines tally
@@ -109,6 +109,39 @@ bench: install
 	build/cpp-bench/tests/cpp/statecache_bench
 	$(RUN)/pytest tests/bench/bench_index.py tests/bench/bench_metrics.py --benchmark-enable --benchmark-timer=time.thread_time \
 	  --benchmark-disable-gc --benchmark-columns=median,iqr,rounds
+
+# The Python tests of index and queues on extensions built with AddressSanitizer and UBSan. In full,
+# or with QUICK=--quick a tenth of the random events. Leaks are not looked for: Python itself has some.
+SANITIZED := build/sanitized
+SANITIZED_TESTS := tests/unit/test_index_rules.py tests/unit/test_learned_rules.py \
+  tests/unit/test_block_queues.py tests/unit/test_cached_blocks.py tests/unit/test_package.py \
+  tests/property/test_index_against_reference.py tests/property/test_learned_against_reference.py \
+  tests/property/test_gds_queue.py tests/property/test_reuse_queue.py \
+  tests/property/test_stock_queue.py tests/property/test_determinism.py
+sanitized: install
+	cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DSTATECACHE_PYTHON=ON -DSTATECACHE_OPS=OFF \
+	  -DSTATECACHE_SANITIZE=address,undefined -DPython_EXECUTABLE=$(abspath $(PY)) \
+	  -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir) >/dev/null
+	cmake --build $(SANITIZED) --target _index _blocks
+	rm -rf $(SANITIZED)/python && mkdir -p $(SANITIZED)/python/statecache
+	cp -r plugin/statecache/. $(SANITIZED)/cpp/_index*.so $(SANITIZED)/cpp/_blocks*.so $(SANITIZED)/python/statecache/
+	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(abspath $(SANITIZED))/python \
+	  $(PY) -m pytest $(QUICK) $(SANITIZED_TESTS)
+
+# Ten minutes of each fuzzer, one after the other, guided by coverage. Findings lie in build/fuzz.
+SECONDS := 600
+fuzz: install
+	$(PY) -m pip install -q atheris==3.0.0
+	mkdir -p build/fuzz/index
+	cmake -S . -B build/cpp-fuzz -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSTATECACHE_TESTS=ON \
+	  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DSTATECACHE_FUZZ=ON \
+	  -DSTATECACHE_SANITIZE=address,undefined -DPython_EXECUTABLE=$(abspath $(PY)) >/dev/null
+	cmake --build build/cpp-fuzz --target index_fuzz
+	build/cpp-fuzz/tests/cpp/fuzz/index_fuzz $(SECONDS) tests/cpp/fuzz/corpus build/fuzz/index
+	for target in trace settings; do \
+	  $(PY) tests/fuzz/run.py $$target $(SECONDS) tests/fuzz/corpus/$$target || exit 1; done
 
 # For this Python, with the copies for torch from 2.13 on, and CUDA kernels where there is an nvcc.
 # What is in it stands beside it.

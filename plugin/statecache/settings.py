@@ -272,7 +272,7 @@ def add_flags(parser: argparse.ArgumentParser, engine: str | None = None) -> Non
 
 
 def _let_costs_be_values(parser: argparse.ArgumentParser) -> None:
-    """Take "-1,2" for a value, as "-1" is, and not for a flag: a bad cost is refused by its name."""
+    """Take "-1,2" for a value, as "-1" is: a bad cost is then refused by its name."""
     matcher = getattr(parser, "_negative_number_matcher", None)
     if matcher is not None:
         pattern = re.compile(rf"{matcher.pattern}|^-[\d.][^,]*,")

@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from index_pair import COSTS, DEPTHS, Pair, insert_anywhere, random_event
 
 IDS = st.integers(0, 11)
-EXAMPLES, STEPS, EVENTS = 1_350, 200, 200_000
+EXAMPLES, STEPS, EVENTS = 130, 200, 200_000
+BURST = 40
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -49,6 +50,14 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def confirm(self, data: st.DataObject) -> None:
         self.pair.call("evicted", data.draw(st.sampled_from(self.pair.open_proposals)))
+
+    @rule(seed=st.integers(0, 2**32))
+    def burst(self, seed: int) -> None:
+        """Many calls for the price of one draw, which takes longer than a call."""
+        rng = random.Random(seed)
+        for _ in range(BURST):
+            random_event(self.pair, rng, states=12)
+            self.pair.check()
 
     @rule(state=IDS)
     def confirm_any(self, state: int) -> None:

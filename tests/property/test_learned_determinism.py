@@ -1,4 +1,7 @@
-"""`learned` decides alike in any process, under any hash seed, and built with -O0 or -O3."""
+"""`learned` decides alike in any process, under any hash seed, and built with -O0 or -O3.
+
+-O3 is what is installed: a release build.
+"""
 
 import os
 import subprocess
@@ -72,8 +75,7 @@ def test_four_processes_give_identical_logs(trace: Path) -> None:
 
 
 def test_two_builds_give_identical_logs(trace: Path, tmp_path: Path) -> None:
-    logs = {log_of(trace, module=build(level, tmp_path)) for level in ("-O0", "-O3")}
-    assert logs == {log_of(trace)}
+    assert log_of(trace, module=build("-O0", tmp_path)) == log_of(trace)
 
 
 def build(level: str, folder: Path) -> Path:

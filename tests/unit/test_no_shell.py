@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+RUFF = (sys.executable, "-m", "ruff", "check")
 FOLDERS = ("plugin", "integrations")
 UNSAFE_LINES = {
     "import pickle\npickle.loads(b'')": "S301",
@@ -21,8 +22,7 @@ UNPICKLERS = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 def test_the_linter_refuses_what_runs_code_from_data() -> None:
     planted = "\n".join(UNSAFE_LINES)
     done = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--output-format", "concise", "-"]
-        + ["--stdin-filename", "plugin/statecache/planted.py"],
+        [*RUFF, "--output-format=concise", "--stdin-filename=plugin/statecache/planted.py", "-"],
         input=planted,
         cwd=ROOT,
         capture_output=True,

@@ -87,7 +87,7 @@ def test_more_ids_than_the_longest_prompt_has_are_refused(tmp_path: Path) -> Non
 def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each line is good; what is packed 200 times smaller is read up to the bound, not to its end."""
+    """Each line is good: what is packed 200 times smaller is read up to the bound only."""
     monkeypatch.setattr(trace_module, "_PACKED_FREELY", 100_000)
     path = tmp_path / "t.jsonl"
     path.write_bytes(gzip.compress(line() * 20_000))

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "cuda_emulator.h"
 #include "emulated_launch.h"
 #include "pools.h"
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ARCHITECTURES = (80, 90, 100)
@@ -71,9 +72,12 @@ def main() -> int:
         sys.stdout.write(f"skipped: {reason}\n")
         return 1 if os.environ.get("CI") == "true" else SKIPPED
     failed = False
-    with tempfile.TemporaryDirectory() as folder:
-        for architecture in ARCHITECTURES:
-            seen, registers, bad = check(compile_for(*found, architecture, folder))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+        logs = pool.map(
+            lambda architecture: compile_for(*found, architecture, folder), ARCHITECTURES
+        )
+        for architecture, log in zip(ARCHITECTURES, logs, strict=True):
+            seen, registers, bad = check(log)
             sys.stdout.write(
                 f"sm_{architecture}: {seen} kernels, {registers} registers at most,"
                 f" {len(bad)} with spills or a stack frame\n"

@@ -1,5 +1,3 @@
-#include "checkpoint_kernels.cuh"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -27,7 +25,7 @@ TEST(Kernels, DivisionIsExactWhereItIsHardest) {
       if (x / quotient.scale > 127.49F) continue;
       for (const float signed_x : {x, -x}) {
         const float scale = quotient.scale;
-        const uint32_t level = kernels::nearest_level(signed_x, scale, 1.0F / scale);
+        const uint32_t level = testing::nearest_level_emulated(signed_x, scale);
         ASSERT_EQ(static_cast<int8_t>(level), static_cast<int8_t>(std::nearbyint(signed_x / scale)))
             << signed_x << " / " << scale;
       }
@@ -239,29 +237,16 @@ class Spaced {
   Item item_;
 };
 
-// Keeps which kernel was chosen.
-struct Chosen {
-  const void** kernel;
-  template <typename Copy>
-  int operator()(void (*chosen)(Copy), dim3, const Copy&) const {
-    *kernel = reinterpret_cast<const void*>(chosen);
-    return 0;
-  }
-};
+class Aligned : public ::testing::TestWithParam<StateType> {};
 
-template <StateType kType>
-void expect_general_path_if_misaligned() {
+TEST_P(Aligned, OrElseTheGeneralKernelIsTaken) {
   for (int i = 0; i < kItems; ++i) {
     SCOPED_TRACE(i);
-    Spaced emulated(kType, static_cast<Item>(i));
+    Spaced emulated(GetParam(), static_cast<Item>(i));
     Spaced expected = emulated;
     const bool aligned = i == 0;
-    const void* kernel = nullptr;
-    kernels::launch<true>(emulated.copy(), Chosen{&kernel});
-    EXPECT_EQ(kernel == reinterpret_cast<const void*>(&kernels::quantize_general<kType>), !aligned);
-    kernels::launch<false>(emulated.copy(), Chosen{&kernel});
-    EXPECT_EQ(kernel == reinterpret_cast<const void*>(&kernels::dequantize_general<kType>),
-              !aligned);
+    EXPECT_EQ(testing::quantizes_by_general_kernel(emulated.copy()), !aligned);
+    EXPECT_EQ(testing::dequantizes_by_general_kernel(emulated.copy()), !aligned);
 
     const CheckpointCopy copy = expected.copy();
     quantize_tiles(copy, 0, tile_count(copy));
@@ -275,11 +260,7 @@ void expect_general_path_if_misaligned() {
   }
 }
 
-TEST(Kernels, TakeTheGeneralPathIfAnythingIsMisaligned) {
-  expect_general_path_if_misaligned<StateType::kFloat32>();
-  expect_general_path_if_misaligned<StateType::kFloat16>();
-  expect_general_path_if_misaligned<StateType::kBfloat16>();
-}
+INSTANTIATE_TEST_SUITE_P(Types, Aligned, ::testing::ValuesIn(kTypes));
 
 TEST(Kernels, MoveRowsOfAnyLengthAndAlignment) {
   for (const int64_t row : {1, 12, 48, 5000}) {

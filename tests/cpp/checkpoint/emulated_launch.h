@@ -1,27 +1,25 @@
 #ifndef STATECACHE_TESTS_EMULATED_LAUNCH_H_
 #define STATECACHE_TESTS_EMULATED_LAUNCH_H_
 
-#include "checkpoint_kernels.cuh"
-#include "cuda_emulator.h"
+// The kernels' source on the emulator of CUDA, compiled once for all programs that run it.
+
+#include <cstdint>
+
 #include "statecache/checkpoint_copy.h"
 
 namespace statecache::testing {
 
-struct EmulatedLauncher {
-  template <typename Copy>
-  int operator()(void (*kernel)(Copy), dim3 grid, const Copy& copy) const {
-    emulator::launch(kernel, grid, kernels::kThreads, copy);
-    return 0;
-  }
-};
+// The kernels' level of x at `scale`, in the low byte.
+uint32_t nearest_level_emulated(float x, float scale);
 
-inline int quantize_emulated(const CheckpointCopy& copy) {
-  return kernels::launch<true>(copy, EmulatedLauncher());
-}
-inline int dequantize_emulated(const CheckpointCopy& copy) {
-  return kernels::launch<false>(copy, EmulatedLauncher());
-}
-inline int copy_emulated(const RowCopy& copy) { return kernels::launch(copy, EmulatedLauncher()); }
+// As in CUDA: choose a kernel and its grid, run it, return 0.
+int quantize_emulated(const CheckpointCopy& copy);
+int dequantize_emulated(const CheckpointCopy& copy);
+int copy_emulated(const RowCopy& copy);
+
+// Whether the kernel for any shape and alignment would be chosen, not one for a tuned shape.
+bool quantizes_by_general_kernel(const CheckpointCopy& copy);
+bool dequantizes_by_general_kernel(const CheckpointCopy& copy);
 
 }  // namespace statecache::testing
 

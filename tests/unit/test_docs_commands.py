@@ -1,0 +1,157 @@
+"""Every command in README and docs is run, as it stands, in a folder of its own.
+
+What stands for a file of the reader's (TRACE, config.json, ...) is one made here, and a server's
+address that of a small one. The rest is run by another test, or has a reason below not to be.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from model_configs import QWEN3_NEXT
+from replay_support import COMMAND
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = ("statecache", "pip", "make", "python", "curl", "vllm", "sglang", "tests/", ".venv")
+
+RUN_BY_ANOTHER_TEST = {  # the file, and what it holds if it still does so
+    "pip install .": ("tests/packaging/test_install.py", '"install"'),
+    "make wheel": ("tests/packaging/test_install.py", "wheel_contents.py"),
+    "vllm serve MODEL": ("tests/engines/vllm/test_server.py", "--kv-cache-plugin"),
+    "sglang serve MODEL": ("tests/engines/sglang/test_server.py", "--kv-cache-plugin"),
+    "statecache ab --arm off:url=": ("tests/unit/test_ab_server_command.py", "url="),
+    "statecache ab PLAN.toml": ("tests/unit/test_ab_server_command.py", ".toml"),
+    "statecache ab --experiment sessions": ("tests/unit/test_ab_experiments.py", "sessions"),
+}
+NOT_RUN = {
+    "make test": "it is what runs this test",
+    "make bench": "minutes of benchmarks, and no test is of time",
+    "make fuzz": "half an hour; tests/fuzz and ctest run it for seconds",
+    "make sanitized": "minutes: it builds the extensions anew",
+    "make demo": "14 minutes; its first half is the two commands at the top of README",
+    "python tests/bench/learned_table.py": "a minute on recorded traces; tests/golden holds them",
+    "python tests/bench/learned_random.py": "half an hour; the policy's rules are tests",
+    "pip install '.[": "downloads what is installed here already",
+}
+
+
+def commands() -> list[str]:
+    """Return the indented commands; of usage with [choices] what stands outside of them."""
+    found = []
+    for page in PAGES:
+        text = page.read_text().replace("\\\n", " ")
+        text = re.sub(r"\n +(?=\[?--)", " ", text)  # usage that goes on on the next line
+        for line in re.findall(r"^(?: {4}| {7})(\S.*)$", text, re.M):
+            command = re.sub(r"\s+\[[^\]]*\]", "", re.split(r"\s+# ", line)[0]).strip()
+            if command.startswith(PROGRAMS):
+                found.append(command)
+    return list(dict.fromkeys(found))
+
+
+def listed(command: str, among: Iterable[str]) -> str | None:
+    return next((start for start in among if command.startswith(start)), None)
+
+
+RUN_HERE = [c for c in commands() if not listed(c, NOT_RUN) and not listed(c, RUN_BY_ANOTHER_TEST)]
+
+
+class Server(BaseHTTPRequestHandler):
+    """Prefills 50 us a token and 0.1 us a token squared; the plugin is active."""
+
+    def do_GET(self) -> None:
+        if self.path == "/metrics":
+            return self.answer(b'statecache_active{engine="vllm",policy="gds"} 1.0\n')
+        return self.answer(json.dumps({"data": [{"id": "tiny", "max_model_len": 2048}]}).encode())
+
+    def do_POST(self) -> None:
+        n = len(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"])
+        time.sleep(0.02 + 5e-5 * n + 1e-7 * n * n)
+        details = {"cached_tokens": 0}
+        usage = {"prompt_tokens": n, "prompt_tokens_details": details}
+        self.answer(json.dumps({"usage": usage}).encode())
+
+    def answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as made:
+        thread = threading.Thread(target=made.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{made.server_address[1]}"
+        made.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trace") / "agent.jsonl.gz"
+    few = ("--sessions", "8", "--turns", "5", "--seed", "0")
+    subprocess.run([COMMAND, "generate", "agent", *few, "-o", path], check=True)
+    return path
+
+
+def words_of(command: str, url: str, trace: Path, folder: Path) -> list[str]:
+    """Return the command's words, with the files and the address it names put in place."""
+    (folder / "config.json").write_text(json.dumps(QWEN3_NEXT))
+    seconds = "".join(f"{n},{0.01 + n / 2e4 + n * n / 1e9}\n" for n in (1000, 2000, 4000, 8000))
+    (folder / "measured.csv").write_text(seconds)
+    for name in ("trace.jsonl.gz", "TRACE", "agent.jsonl.gz", "agent_coding.jsonl.gz"):
+        if f"-o {name}" not in command:
+            (folder / name).write_bytes(trace.read_bytes())
+    text = re.sub(r"http://localhost:\d+", url, command)
+    text = text.replace("fit FILE.csv", "fit measured.csv").replace("replay FILE", "replay TRACE")
+    text = text.replace("file=FILE", "file=TRACE").replace("--trace FILE", "--trace TRACE")
+    text = text.replace("--pool-blocks N,N", "--pool-blocks 4096,8192")
+    words = shlex.split(text.partition(" | ")[0])
+    programs = {"statecache": [COMMAND], "python": [sys.executable]}
+    return [*programs.get(words[0], [words[0]]), *words[1:]]
+
+
+@pytest.mark.parametrize("command", RUN_HERE)
+def test_a_command_runs(command: str, url: str, trace: Path, tmp_path: Path) -> None:
+    words = words_of(command, url, trace, tmp_path)
+    environment = {**os.environ, "NO_PROXY": "127.0.0.1", "MPLBACKEND": "agg"}
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    # Without an engine in this environment doctor has to say no.
+    no_engine = words[1] == "doctor" and "--url" not in words
+    assert done.returncode == (1 if no_engine else 0), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout or list(tmp_path.glob("agent.jsonl.gz")) or (tmp_path / "FILE").exists()
+
+
+def test_there_is_a_reason_for_each_that_is_not_run_here() -> None:
+    shown = commands()
+    for start in (*NOT_RUN, *RUN_BY_ANOTHER_TEST):
+        assert any(command.startswith(start) for command in shown), f"no page shows {start}"
+    for path, held in RUN_BY_ANOTHER_TEST.values():
+        assert held in (ROOT / path).read_text(), path
+    programs = {command.split()[0] for command in RUN_HERE}
+    assert programs == {"curl", "statecache"}
+    assert {c.split()[1] for c in RUN_HERE if c.startswith("statecache")} == {
+        "ab",
+        "doctor",
+        "fit",
+        "generate",
+        "plan",
+        "replay",
+    }
