@@ -160,23 +160,26 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def name_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()).lower()
+    except psutil.Error:  # it ended
+        return ""
+
+
 def test_a_killed_engine_core_ends_the_server_and_leaves_nothing_behind(
     model, tmp_path, monkeypatch
 ):
     """SIGKILL between two requests: the server ends, the recording is sound."""
     monkeypatch.setattr(test_server, "PORT", free_port())
     path, log = tmp_path / "traffic.gz", tmp_path / "log"
-    before = {process.pid for process in psutil.process_iter()}
     flags = ["--kv-cache-plugin", "statecache", "--statecache-record", str(path)]
     with serve(model, log, *flags):
         for number in (1, 2):
             test_server.ask(model, document(number, 600))
         time.sleep(1.5)  # the recorder writes within a second
-        ours = [one for one in psutil.process_iter() if one.pid not in before]
-        named = [(one, " ".join(one.cmdline()).lower()) for one in ours]
-        family = [one for one, words in named if "vllm" in words and str(model) in words]
-        family += [one for one, words in named if words.startswith("vllm::")]
-        (core,) = [one for one, words in named if words.startswith("vllm::enginecore")]
+        family = psutil.Process().children(recursive=True)
+        (core,) = [one for one in family if name_of(one).startswith("vllm::enginecore")]
         core.send_signal(signal.SIGKILL)
         with pytest.raises((urllib.error.URLError, OSError, json.JSONDecodeError)):
             test_server.ask(model, document(3, 900))
