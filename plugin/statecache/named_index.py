@@ -148,7 +148,10 @@ class NamedIndex:
         return {
             "learned_ghosts": self.index.ghosts,
             "learned_points": self.index.points,
-            **{f"learned_follows|{one}": float(one == followed) for one in ("learned", "gds", "lru")},
+            **{
+                f"learned_follows|{one}": float(one == followed)
+                for one in ("learned", "gds", "lru")
+            },
         }
 
     def check(self) -> None:
@@ -235,7 +238,11 @@ class TokenPrefixes:
                     keys.append(key)
                     depths.append(depth)
             digest.update(data[base * _TOKEN_BYTES : last * _TOKEN_BYTES])
-        return keys, depths, [key for key, depth in zip(keys, depths, strict=True) if depth in wanted]
+        return (
+            keys,
+            depths,
+            [key for key, depth in zip(keys, depths, strict=True) if depth in wanted],
+        )
 
     def note(self, tokens: Sequence[int], depth: int, space: bytes) -> int:
         """Return the key of the first `depth` tokens, known from now on."""

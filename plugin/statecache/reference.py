@@ -244,7 +244,7 @@ class ReferenceIndex:
         return self._priority(state), state.last_use
 
     def _adopt(self, other: ReferenceIndex) -> None:
-        """Take the watermark and the stamps of `other`; what it does not hold counts as used now."""
+        """Take the watermark and the stamps of `other`; the rest counts as used now."""
         self._watermark = other._watermark
         for key, state in self._states.items():
             theirs = other._states.get(key)

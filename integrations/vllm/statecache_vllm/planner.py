@@ -11,7 +11,7 @@ from statecache.settings import Settings
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_book import CheckpointBook
 from statecache_vllm.checkpoint_memory import pool_slots
-from statecache_vllm.chunks import end_chunks, settle_interval
+from statecache_vllm.chunks import end_chunks, offered_blocks, settle_interval
 from statecache_vllm.gds_queue import GdsQueue
 from statecache_vllm.guard import Guard, GuardedQueue, guarded_touch, vllms_own_queue
 from statecache_vllm.reporting import Report
@@ -195,9 +195,7 @@ class Planner:
         """Return one hash for each full block of the first `tokens` tokens."""
         step, hashes = self._hashes_a_block, request.block_hashes
         count = min(tokens // self._block, len(hashes) // step)
-        if step == 1:
-            return list(hashes[:count])
-        return [hashes[at] for at in range(step - 1, count * step, step)]
+        return list(hashes[step - 1 : count * step : step])
 
     def _lookup(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Around `KVCacheManager.get_computed_blocks`; vLLM repeats it until admission."""
@@ -346,17 +344,12 @@ class Planner:
             tokens = request.num_tokens
             path = self._path(request, tokens)
             reached = self._reached.pop(request.request_id, 0)
-            self.book.tree.requested(path, tokens, self._offered(len(path)), reached)
+            offered = offered_blocks(self._interval // self._block, len(path))
+            self.book.tree.requested(path, tokens, offered, reached)
         if hit is not None and hit in self.book.tree:
             self.book.tree.use(hit)
         if planned is not None:
             self.book.restored(planned[0])
-
-    def _offered(self, blocks: int) -> list[int]:
-        """Return after how many blocks of a prompt states will be offered, as far as is known."""
-        every = self._interval // self._block
-        between = range(every, blocks, every) if every else ()
-        return [*between, blocks] if blocks else []
 
     def plan(self, block_state: Any) -> tuple[list[Copy], list[Copy]]:
         """Return the restores and stores of this step."""

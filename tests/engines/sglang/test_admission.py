@@ -94,7 +94,7 @@ def test_a_chunk_ends_at_the_fork_and_the_next_prompt_resumes_there(core):
 
 @pytest.mark.parametrize("core", CORES)
 def test_the_last_state_of_a_long_prompt_stays(core):
-    """Four slots, one of them the request's, and 15 chunks: never without a state to resume from."""
+    """Four slots, one of them the request's, and 15 chunks: the end can be resumed from."""
     with plugin(policy="gds"):
         traffic = Traffic(core, slots=4)
         serve(traffic, A, 2)
