@@ -11,7 +11,7 @@ from statecache.settings import Settings
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_book import CheckpointBook
 from statecache_vllm.checkpoint_memory import pool_slots
-from statecache_vllm.chunks import end_chunks, offered_blocks, settle_interval
+from statecache_vllm.chunks import end_chunks, offered_blocks, path_of, settle_interval
 from statecache_vllm.gds_queue import GdsQueue
 from statecache_vllm.guard import Guard, GuardedQueue, guarded_touch, vllms_own_queue
 from statecache_vllm.reporting import Report
@@ -69,6 +69,7 @@ class Planner:
         sizes = {one.block_size for one in manager.coordinator.single_type_managers}
         self._block = max(sizes)
         self._hashes_a_block = self._block // pool.hash_block_size
+        self._path = path_of(self._block, self._hashes_a_block)
         self._kv_endings = tuple(seams.key_of(b"", group) for group in self._attention)
         if self._slots:
             if len(sizes) > 1:
@@ -190,12 +191,6 @@ class Planner:
             self._cached.set_apart(seams.key_of(block_hash, group), resident)
 
     # Lookups and allocations.
-
-    def _path(self, request: Any, tokens: int) -> list[bytes]:
-        """Return one hash for each full block of the first `tokens` tokens."""
-        step, hashes = self._hashes_a_block, request.block_hashes
-        count = min(tokens // self._block, len(hashes) // step)
-        return list(hashes[step - 1 : count * step : step])
 
     def _lookup(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Around `KVCacheManager.get_computed_blocks`; vLLM repeats it until admission."""
