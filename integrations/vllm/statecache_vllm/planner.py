@@ -46,8 +46,7 @@ class Planner:
         self.queue: BlockQueue | None = None
         self.book: CheckpointBook | None = None
         self._requests: dict[str, Any] = {}
-        self._looked_up: set[str] = set()
-        self._proven: set[str] = set()
+        self._looked_up, self._proven = set[str](), set[str]()
         self._planned: dict[str, Copy] = {}
         self._reached: dict[str, int] = {}  # how far the KV of a lookup went
         self._hit: dict[str, int] = {}  # states that served a lookup from their blocks
@@ -89,8 +88,9 @@ class Planner:
             self._interval or "(none)",
         )
         level = logging.WARNING if self._block > _TYPICAL_PROMPT else logging.INFO
-        what = "statecache: the smallest prefix that can be reused is %d tokens"
-        _log.log(level, what, self._block)
+        _log.log(
+            level, "statecache: the smallest prefix that can be reused is %d tokens", self._block
+        )
 
     # What happens when a part of the plugin fails.
 
@@ -337,8 +337,7 @@ class Planner:
             return
         if self._settings.policy == "learned":
             tokens = request.num_tokens
-            path = self._path(request, tokens)
-            reached = self._reached.pop(request.request_id, 0)
+            path, reached = self._path(request, tokens), self._reached.pop(request.request_id, 0)
             offered = offered_blocks(self._interval // self._block, len(path))
             self.book.tree.requested(path, tokens, offered, reached)
         if hit is not None and hit in self.book.tree:
@@ -379,10 +378,11 @@ class Planner:
             path = self._path(request, tokens)
             if isinstance(self.queue, GdsQueue):
                 self.queue.set_at(path)
-            end = tokens >= request.num_prompt_tokens // self._block * self._block
-            between = not end and self._interval > 0 and tokens % self._interval == 0
-            book = self.book
-            made = None if book is None else book.store(path, end=end, between=between)
+            made = None
+            if self.book is not None:
+                end = tokens >= request.num_prompt_tokens // self._block * self._block
+                between = not end and self._interval > 0 and tokens % self._interval == 0
+                made = self.book.store(path, end=end, between=between)
             if made is not None:
                 stores.append((*made, tuple(blocks[group] for group in self._states)))
 
