@@ -6,8 +6,8 @@ namespace statecache {
 
 namespace {
 
-constexpr double kDecay = 0.9986471128909702;  // halves in 512 requests
-constexpr double kLead = 1.05;  // by how much another order must be ahead to be followed
+constexpr double kDecay = 0.9945994234836332;  // halves in 128 requests
+constexpr double kLead = 1.15;  // by how much another order must be ahead to be followed
 
 }  // namespace
 

@@ -126,6 +126,8 @@ double LearnedIndex::price(StateId state) const {
 void LearnedIndex::follow(Order order) {
   if (order == order_) return;
   order_ = order;
+  // What was evicted in another order has raised the watermark far above the stamps of gds.
+  if (order == Order::kGds) adopt(guard_->gds());
   heaps_.clear();
   rebuild_heap(order == Order::kGds   ? HeapOrder::kPriority
                : order == Order::kLru ? HeapOrder::kLastUse

@@ -273,6 +273,15 @@ bool StateIndex::less(const Key& a, const Key& b) {
          ((a.priority_bits == b.priority_bits) & (a.last_use < b.last_use));
 }
 
+void StateIndex::adopt(const StateIndex& other) {
+  watermark_ = other.watermark_;
+  for (Node& node : nodes_) {
+    if (node.depth == kFree) continue;
+    const Slot theirs = other.slot_of_.find(node.id);
+    node.stamp = theirs == kNone ? watermark_ : other.nodes_[theirs].stamp;
+  }
+}
+
 void StateIndex::rebuild_heap(HeapOrder order) {
   heap_order_ = order;
   heap_.clear();

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["Guard", "ORDERS"]
 
 ORDERS = ("learned", "gds", "lru")
-DECAY = 0.9986471128909702  # halves in 512 requests
-LEAD = 1.05  # by how much another order must be ahead to be followed
+DECAY = 0.9945994234836332  # halves in 128 requests
+LEAD = 1.15  # by how much another order must be ahead to be followed
 
 
 class Guard:
@@ -31,6 +31,7 @@ class Guard:
         others = [ReferenceIndex(policy, cost) for policy in ORDERS[1:]]
         self._shadows = [_Shadow(points, index, slots) for index in (learned, *others)]
         self._learned = learned
+        self.gds = others[0]
         self.saved = [0.0] * len(ORDERS)
         self._now = 0
 

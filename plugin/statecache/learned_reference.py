@@ -78,11 +78,14 @@ class LearnedReference(ReferenceIndex):
     ) -> None:
         _check_request(points, depths, resumable, admitted)
         path = self._points.offer(points, depths)
+        before = self.order
         if self._guard is not None:
             self._guard.settle()
         self.look_up(path, resumable, admitted)
         if self._guard is not None:
             self._guard.look_up(path, resumable, admitted)
+            if before != self.order == "gds":
+                self._adopt(self._guard.gds)
 
     def look_up(self, path: Sequence[Point], resumable: int, admitted: Sequence[int]) -> None:
         """Learn from a request whose path is known already."""

@@ -243,6 +243,13 @@ class ReferenceIndex:
         """Return what the lowest of goes first."""
         return self._priority(state), state.last_use
 
+    def _adopt(self, other: ReferenceIndex) -> None:
+        """Take the watermark and the stamps of `other`; the rest counts as used now."""
+        self._watermark = other._watermark
+        for key, state in self._states.items():
+            theirs = other._states.get(key)
+            state.stamp = self._watermark if theirs is None else theirs.stamp
+
     def _walk(self, call: str) -> list[_State]:
         if self._proposed is None:
             raise RuntimeError(f"{call} outside a walk: call begin_walk")

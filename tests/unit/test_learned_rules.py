@@ -249,3 +249,25 @@ def test_other_policies_ignore_what_learned_asks_for() -> None:
     index.drop([A, 77])
     assert len(index) == 1
     assert index.price(B) == 1024
+
+
+def test_following_gds_takes_the_stamps_of_its_shadow(make: Make) -> None:
+    """Shadows of two slots; the real index holds A, which gds keeps, and E, which it never had.
+
+    B is worth more than A to learned (256 against 102.4), not to gds, which evicts B at 1,024 and
+    then C at 1,024 + 512 = 1,536 for the end of the third prompt. That one resumed from A, with
+    gds alone. So the watermark is 1,536, with which A was stamped when its request ended, and E
+    counts as used now.
+    """
+    index = make(slots=2)
+    ask(index, (A, 8192), (B, 9216))
+    index.insert(A, 8192)
+    index.insert(6, 512)
+    ask(index, (C, 512))
+    ask(index, (A, 8192), (D, 8704))
+    assert (index.order, index.watermark, index.priority(6)) == ("learned", 0, 512)
+    ask(index, (5, 512))
+    assert (index.order, index.watermark) == ("gds", 1536)
+    assert index.priority(A) == 1536 + 8192
+    assert index.priority(6) == 1536 + 512
+    index.check()

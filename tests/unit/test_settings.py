@@ -50,6 +50,7 @@ def test_flags_are_named_as_documented():
     assert [flag_of(name) for name in FIELDS] == [
         "--kv-cache-plugin",
         "--statecache-policy",
+        "--statecache-admission",
         "--statecache-cost",
         "--statecache-int8",
         "--statecache-int8-slots",
@@ -66,6 +67,7 @@ def test_flags_are_named_as_documented():
 
 def test_every_flag_reaches_its_setting():
     words = "--kv-cache-plugin statecache --statecache-policy lru --statecache-cost 2,0.5"
+    words += " --statecache-admission dense"
     words += " --statecache-int8 --statecache-int8-slots 7 --statecache-strict"
     words += " --statecache-block-order stock --statecache-checkpoints int8"
     words += " --statecache-checkpoint-interval 512"
@@ -74,6 +76,7 @@ def test_every_flag_reaches_its_setting():
     assert settings == Settings(
         kv_cache_plugin="statecache",
         policy="lru",
+        admission="dense",
         cost=(2.0, 0.5),
         int8=True,
         int8_slots=7,
@@ -155,6 +158,7 @@ def test_strict_from_its_own_variable(text, strict):
         ({**ON, "cost": "nan,1"}, "must be finite numbers"),
         ({**ON, "cost": "0,0"}, "cost coefficients must not both be 0"),
         ({**ON, "cost": "-1,0"}, "cost coefficients must not be negative"),
+        ({**ON, "admission": "x"}, "--statecache-admission cannot be 'x': use engine or ends+fork"),
         ({**ON, "int8": True, "int8_slots": 0}, "--statecache-int8-slots cannot be '0'"),
         ({**ON, "int8_slots": 4}, "--statecache-int8-slots needs --statecache-int8"),
         ({"policy": "lru"}, "--statecache-policy needs --kv-cache-plugin statecache"),

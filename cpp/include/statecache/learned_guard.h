@@ -26,6 +26,7 @@ class LearnedGuard {
   void settle();
   void drop(StateId key);
   Order order() const { return order_; }
+  const StateIndex& gds() const { return *shadows_[1].index; }
   uint64_t comparisons() const;
   void check() const;
 

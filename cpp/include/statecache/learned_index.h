@@ -24,7 +24,7 @@ class LearnedGuard;
 //
 // With `slots` a guard plays learned, gds and lru beside it, without data, and this index follows
 // whoever saves most. The latest `ghosts` evicted states are remembered, in each. Stamps and the
-// watermark are kept as under gds, whoever is followed.
+// watermark are kept as under gds, whoever is followed; when gds is, those of its shadow are taken.
 //
 // Costs, with n resident states: O(log n) a call as in StateIndex, plus what the points given and
 // the members directly below a new point take; every 16th request the table is brought up to date

@@ -156,6 +156,9 @@ class StateIndex {
   // their priority; or leaves the heap empty from here on.
   enum class HeapOrder : uint8_t { kPriority, kLastUse, kNone };
   void rebuild_heap(HeapOrder order);
+  // Takes the watermark and the stamps of `other`; states that it does not hold count as used now.
+  // The heap is to be rebuilt.
+  void adopt(const StateIndex& other);
 
   Slot slot_of(StateId state) const;
   static double priority_of(const Node& node) { return node.stamp + node.gain; }

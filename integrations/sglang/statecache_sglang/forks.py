@@ -1,9 +1,11 @@
 """The admission `ends+fork`: prompt ends, and where the cached KV of a prompt ended.
 
-SGLang 0.5.23 caches a state at the end of every prefill chunk and of the prompt. With this admission
-a chunk in the middle of a prompt is not cached (its KV comes with the next that is), but where the
-KV of the prompt parts from what is cached: a chunk is made to end there. With SGLang's extra buffer
-it tracks a state at that place by itself (`mamba_branching_seqlen`), and no chunk is changed.
+SGLang 0.5.23 caches a state at the end of every prefill chunk and of the prompt. With this
+admission a chunk in the middle of a prompt is not cached (its KV comes with the next that is), but
+where the KV of the prompt parts from what is cached: a first chunk is made to end there. With its
+extra buffer SGLang tracks a state there by itself (`mamba_branching_seqlen`): no chunk is changed.
+
+A fork beyond the first chunk gets no state: `add_chunked_req` decides where the later ones end.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ from typing import Any
 
 from statecache.settings import Settings
 from statecache_sglang import host_seams, pool_seams, seams
+from statecache_sglang.learned_book import LearnedBook, is_end, new_book
 from statecache_sglang.refusals import refuse_host_copies
 from statecache_sglang.shortage import PatientMambaComponent
-from statecache_sglang.learned_book import LearnedBook, is_end, new_book
 from statecache_sglang.states import Advisor, BackupLocks, StateBook
 
 _MAMBA = seams.mamba_type()

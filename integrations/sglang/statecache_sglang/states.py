@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from typing import ParamSpec, TypeVar
 
 from statecache import StateIndex
-from statecache.named_index import NamedIndex
 from statecache.metrics import Counts, Reporter
+from statecache.named_index import NamedIndex
 from statecache.settings import Settings
 
 _log = logging.getLogger("statecache.sglang")

@@ -16,7 +16,7 @@ from statecache.settings import Settings, flag_of
 from statecache_vllm.guard import Guard
 from statecache_vllm.seams import patch_split, planner_of
 
-__all__ = ["check_interval", "clip", "end_chunks", "settle_interval"]
+__all__ = ["check_interval", "clip", "end_chunks", "offered_blocks", "path_of", "settle_interval"]
 
 _DEFAULT_INTERVAL = 8192
 
@@ -60,6 +60,23 @@ def settle_interval(settings: Settings, cache_config: Any, kv_cache_config: Any)
     cache_config.prefix_cache_retention_interval = interval
     kv_cache_config.prefix_cache_retention_interval = interval
     return int(interval)
+
+
+def path_of(block: int, hashes_a_block: int) -> Callable[[Any, int], list[bytes]]:
+    """Return what gives one hash for each full block of the first tokens of a request."""
+
+    def path(request: Any, tokens: int) -> list[bytes]:
+        step, hashes = hashes_a_block, request.block_hashes
+        count = min(tokens // block, len(hashes) // step)
+        return list(hashes[step - 1 : count * step : step])
+
+    return path
+
+
+def offered_blocks(every: int, blocks: int) -> list[int]:
+    """Return after how many blocks of a prompt states will be offered, as far as is known."""
+    between = range(every, blocks, every) if every else ()
+    return [*between, blocks] if blocks else []
 
 
 def clip(start: int, tokens: int, interval: int) -> int:

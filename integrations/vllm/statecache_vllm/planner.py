@@ -11,7 +11,7 @@ from statecache.settings import Settings
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_book import CheckpointBook
 from statecache_vllm.checkpoint_memory import pool_slots
-from statecache_vllm.chunks import end_chunks, settle_interval
+from statecache_vllm.chunks import end_chunks, offered_blocks, path_of, settle_interval
 from statecache_vllm.gds_queue import GdsQueue
 from statecache_vllm.guard import (
     Guard,
@@ -54,8 +54,7 @@ class Planner:
         self._map_failed = False
         self.book: CheckpointBook | None = None
         self._requests: dict[str, Any] = {}
-        self._looked_up: set[str] = set()
-        self._proven: set[str] = set()
+        self._looked_up, self._proven = set[str](), set[str]()
         self._planned: dict[str, Copy] = {}
         self._reached: dict[str, int] = {}  # how far the KV of a lookup went
         self._hit: dict[str, int] = {}  # states that served a lookup from their blocks
@@ -77,6 +76,7 @@ class Planner:
         sizes = {one.block_size for one in manager.coordinator.single_type_managers}
         self._block = max(sizes)
         self._hashes_a_block = self._block // pool.hash_block_size
+        self._path = path_of(self._block, self._hashes_a_block)
         self._kv_endings = tuple(seams.key_of(b"", group) for group in self._attention)
         if self._slots:
             if len(sizes) > 1:
@@ -96,8 +96,9 @@ class Planner:
             self._interval or "(none)",
         )
         level = logging.WARNING if self._block > _TYPICAL_PROMPT else logging.INFO
-        what = "statecache: the smallest prefix that can be reused is %d tokens"
-        _log.log(level, what, self._block)
+        _log.log(
+            level, "statecache: the smallest prefix that can be reused is %d tokens", self._block
+        )
 
     # What happens when a part of the plugin fails.
 
@@ -210,14 +211,6 @@ class Planner:
             self._cached.set_apart(seams.key_of(block_hash, group), resident)
 
     # Lookups and allocations.
-
-    def _path(self, request: Any, tokens: int) -> list[bytes]:
-        """Return one hash for each full block of the first `tokens` tokens."""
-        step, hashes = self._hashes_a_block, request.block_hashes
-        count = min(tokens // self._block, len(hashes) // step)
-        if step == 1:
-            return list(hashes[:count])
-        return [hashes[at] for at in range(step - 1, count * step, step)]
 
     def _lookup(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Around `KVCacheManager.get_computed_blocks`; vLLM repeats it until admission."""
@@ -370,19 +363,13 @@ class Planner:
             return
         if self._settings.policy == "learned":
             tokens = request.num_tokens
-            path = self._path(request, tokens)
-            reached = self._reached.pop(request.request_id, 0)
-            self.book.tree.requested(path, tokens, self._offered(len(path)), reached)
+            path, reached = self._path(request, tokens), self._reached.pop(request.request_id, 0)
+            offered = offered_blocks(self._interval // self._block, len(path))
+            self.book.tree.requested(path, tokens, offered, reached)
         if hit is not None and hit in self.book.tree:
             self.book.tree.use(hit)
         if planned is not None:
             self.book.restored(planned[0])
-
-    def _offered(self, blocks: int) -> list[int]:
-        """Return after how many blocks of a prompt states will be offered, as far as is known."""
-        every = self._interval // self._block
-        between = range(every, blocks, every) if every else ()
-        return [*between, blocks] if blocks else []
 
     def plan(self, block_state: Any) -> tuple[list[Copy], list[Copy]]:
         """Return the restores and stores of this step."""
@@ -419,10 +406,11 @@ class Planner:
             path = self._path(request, tokens)
             if isinstance(self.queue, GdsQueue):
                 self.queue.set_at(path)
-            end = tokens >= request.num_prompt_tokens // self._block * self._block
-            between = not end and self._interval > 0 and tokens % self._interval == 0
-            book = self.book
-            made = None if book is None else book.store(path, end=end, between=between)
+            made = None
+            if self.book is not None:
+                end = tokens >= request.num_prompt_tokens // self._block * self._block
+                between = not end and self._interval > 0 and tokens % self._interval == 0
+                made = self.book.store(path, end=end, between=between)
             if made is not None:
                 stores.append((*made, tuple(blocks[group] for group in self._states)))
 
