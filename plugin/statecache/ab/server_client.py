@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Question", "RequestError"]
 
 _SHOWN_CHARACTERS = 300
-# A line may have twice as many: servers that tell the ids of an answer tell those of its prompt too.
+# A line may have twice as many: who tells the ids of an answer tells those of its prompt too.
 _READ_BYTES = 2**21
 # Also what aiohttp raises for a line without end, and msgspec for JSON nested too deeply.
 _FAULTS = (
