@@ -16,10 +16,10 @@ export PATH := $(abspath $(RUN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: all test test-quick lint test-cpp test-py test-engines engines tally install system bench soak demo fuzz sanitized wheel clean
+.PHONY: all test test-quick lint test-cpp test-py test-engines engines tally install system bench soak demo fuzz sanitized test-sanitized wheel clean
 all: test
 
-test: lint test-cpp test-py test-engines tally
+test: lint test-cpp test-sanitized test-py test-engines tally
 
 test-quick: lint cpp-asan
 	$(RUN)/pytest -n 2 --quick
@@ -110,8 +110,9 @@ bench: install
 	$(RUN)/pytest tests/bench/bench_index.py tests/bench/bench_metrics.py --benchmark-enable --benchmark-timer=time.thread_time \
 	  --benchmark-disable-gc --benchmark-columns=median,iqr,rounds
 
-# The Python tests of index and queues on extensions built with AddressSanitizer and UBSan. In full,
-# or with QUICK=--quick a tenth of the random events. Leaks are not looked for: Python itself has some.
+# The Python tests of index and queues on extensions built with AddressSanitizer and UBSan: in full,
+# and within `make test` with a tenth of the random events. Leaks are not looked for: Python itself
+# has some.
 SANITIZED := build/sanitized
 SANITIZED_TESTS := tests/unit/test_index_rules.py tests/unit/test_learned_rules.py \
   tests/unit/test_block_queues.py tests/unit/test_cached_blocks.py tests/unit/test_package.py \
@@ -124,11 +125,15 @@ sanitized: install
 	  -DSTATECACHE_SANITIZE=address,undefined -DPython_EXECUTABLE=$(abspath $(PY)) \
 	  -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir) >/dev/null
 	cmake --build $(SANITIZED) --target _index _blocks
-	rm -rf $(SANITIZED)/python && mkdir -p $(SANITIZED)/python/statecache
-	cp -r plugin/statecache/. $(SANITIZED)/cpp/_index*.so $(SANITIZED)/cpp/_blocks*.so $(SANITIZED)/python/statecache/
+	rm -rf $(SANITIZED)/python && mkdir -p $(SANITIZED)/python
+	cp -r plugin/statecache $(SANITIZED)/python
+	cp $(SANITIZED)/cpp/_index*.so $(SANITIZED)/cpp/_blocks*.so $(SANITIZED)/python/statecache
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(abspath $(SANITIZED))/python \
-	  $(PY) -m pytest $(QUICK) $(SANITIZED_TESTS)
+	  $(PY) -m pytest -n 2 $(QUICK) $(SANITIZED_TESTS)
+
+test-sanitized: QUICK := --quick
+test-sanitized: sanitized
 
 # Ten minutes of each fuzzer, one after the other, guided by coverage. Findings lie in build/fuzz.
 SECONDS := 600
