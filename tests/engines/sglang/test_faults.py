@@ -50,7 +50,8 @@ PARSE = """
     try:
         args.resolve_once()
     except OSError:
-        print("as far as the model")  # there is none
+        pass  # there is no such model
+    print("as far as the model")
 """
 
 
