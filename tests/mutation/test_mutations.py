@@ -81,7 +81,8 @@ LEARNED_MUTATIONS = {  # source, what it says, what it says instead
     "prices without worth": ("learned_index", "members_.worth(cell); }", "1.0 + 0 * cell; }"),
     "a dropped state that stays a ghost": ("learned_index", "members_.forget(node);", "void();"),
     "shadows that keep what was dropped": ("learned_index", "guard_->drop(point);", "void();"),
-    "a lead that need not be large": ("learned_guard", "kLead = 1.05;", "kLead = 1.0;"),
+    "a lead that need not be large": ("learned_guard", "kLead = 1.15;", "kLead = 1.0;"),
+    "gds with stamps of its own": ("learned_index", "adopt(guard_->gds());", "void();"),
     "savings that never fade": ("learned_guard", "shadow.saved * kDecay +", "shadow.saved +"),
 }
 
