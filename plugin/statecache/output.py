@@ -36,8 +36,11 @@ def check_output(flag: str, path: Path, trace: str | None = None) -> None:
         target = Path(os.path.realpath(path))
         if not target.parent.is_dir():
             raise SettingsError(f"{flag}: there is no directory {_shown(target.parent)}: create it")
-        _part_of(target).touch()
-        _part_of(target).unlink()
+        part = _part_of(target)
+        try:
+            part.touch()
+        finally:  # also when a signal ends the command here
+            part.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -368,6 +368,10 @@ def _check_record(given: _Given) -> None:
     most = given.record_mib
     if given.record is not None and not given.record:
         raise _bad("record", "", "name a file")
+    try:
+        (given.record or "").encode()
+    except UnicodeEncodeError:
+        raise _bad("record", given.record, "name a file in UTF-8") from None
     if most is not None and most < 1:
         raise _bad("record_mib", most, "use a number of MiB, 1 or more")
     if most is not None and given.record is None:

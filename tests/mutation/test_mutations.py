@@ -27,7 +27,7 @@ SOURCES = (
 RULES = "tests/unit/test_index_rules.py"
 DIFFERENTIAL = "tests/property/test_index_against_reference.py::test_long_run[1-100000]"
 LEARNED = (
-    "tests/property/test_learned_against_reference.py::test_same_victims[4-4000-8-6-12-50-0.3]"
+    "tests/property/test_learned_against_reference.py::test_same_victims[6-4000-8-6-24-80-0.5]"
 )
 
 MUTATIONS = {

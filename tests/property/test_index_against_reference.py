@@ -11,7 +11,7 @@ from index_pair import COSTS, DEPTHS, Pair, insert_anywhere, random_event
 
 IDS = st.integers(0, 11)
 EXAMPLES, STEPS, EVENTS = 130, 200, 200_000
-BURST = 40
+BURST = 64
 
 
 class IndexMachine(RuleBasedStateMachine):

@@ -28,10 +28,16 @@ PROGRAMS = ("statecache", "pip", "make", "python", "curl", "vllm", "sglang", "te
 RUN_BY_ANOTHER_TEST = {  # the file, and what it holds if it still does so
     "pip install .": ("tests/packaging/test_install.py", '"install"'),
     "make wheel": ("tests/packaging/test_install.py", "wheel_contents.py"),
+    "statecache ab --experiment distinct-prefixes": (
+        "tests/unit/test_ab_experiments.py",
+        "distinct-prefixes",
+    ),
+    "statecache ab --experiment engines": ("tests/unit/test_ab_experiments.py", "engines"),
+    "python -m sglang.launch_server": ("tests/engines/sglang/server.py", "sglang.launch_server"),
     "vllm serve MODEL": ("tests/engines/vllm/test_server.py", "--kv-cache-plugin"),
     "sglang serve MODEL": ("tests/engines/sglang/test_server.py", "--kv-cache-plugin"),
     "statecache ab --arm off:url=": ("tests/unit/test_ab_server_command.py", "url="),
-    "statecache ab PLAN.toml": ("tests/unit/test_ab_server_command.py", ".toml"),
+    "statecache ab PLAN.toml": ("tests/unit/test_ab_server_measures.py", "ab-servers.toml"),
     "statecache ab --experiment sessions": ("tests/unit/test_ab_experiments.py", "sessions"),
 }
 NOT_RUN = {
@@ -39,7 +45,8 @@ NOT_RUN = {
     "make bench": "minutes of benchmarks, and no test is of time",
     "make fuzz": "half an hour; tests/fuzz and ctest run it for seconds",
     "make sanitized": "minutes: it builds the extensions anew",
-    "make demo": "14 minutes; its first half is the two commands at the top of README",
+    "make soak": "hours; a form of seconds is a test of both engines",
+    "make demo": "minutes; its first half is the two commands at the top of README",
     "python tests/bench/learned_table.py": "a minute on recorded traces; tests/golden holds them",
     "python tests/bench/learned_random.py": "half an hour; the policy's rules are tests",
     "pip install '.[": "downloads what is installed here already",

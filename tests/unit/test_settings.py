@@ -174,6 +174,10 @@ def test_strict_from_its_own_variable(text, strict):
         ({**ON, "int8": True, "int8_slots": 1, "checkpoint_slots": 1}, "not both"),
         ({**ON, "checkpoint_interval": -1}, "--statecache-checkpoint-interval cannot be '-1'"),
         ({**ON, "record": ""}, "--statecache-record cannot be '': name a file"),
+        (
+            {**ON, "record": "\udcacfile"},
+            "--statecache-record cannot be '\\udcacfile': name a file in UTF-8",
+        ),
         ({**ON, "record": "f", "record_mib": 0}, "--statecache-record-mib cannot be '0'"),
         ({**ON, "record_mib": 1}, "--statecache-record-mib needs --statecache-record"),
         ({**ON, "int8": "yes"}, "Expected `bool | null`, got `str` - at `$.int8`"),
