@@ -11,7 +11,9 @@ RUNS = [  # seed, events, slots, slots of the guard, ghosts, points, branching
     (1, 60_000, 20, 20, 40, 90, 0.5),
     (2, 40_000, 12, None, 4096, 60, 0.3),
     (3, 36_000, 24, 12, 16, 120, 0.9),  # the guard has fewer slots than the caller uses
-    (6, 4_000, 8, 6, 24, 80, 0.5),  # what planted errors must fail
+    # What planted errors must fail.
+    (4, 4_000, 8, 6, 12, 50, 0.3),
+    (6, 4_000, 8, 6, 24, 80, 0.5),
 ]
 
 
