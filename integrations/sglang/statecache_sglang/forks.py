@@ -40,17 +40,15 @@ def chunk_ending_at_fork(
 
     Only one request at a time can be in the middle of its prompt, as SGLang has it.
     """
+    cache = adder.tree_cache
+    if not _in_force(cache) or cache.enable_mamba_extra_buffer:
+        yield
+        return
     limit = adder.rem_chunk_tokens
     fork = getattr(req, "statecache_kv_tokens", 0)
     first = fork - req.prefix_len
     free = limit is not None and not has_chunked_req and adder.new_chunked_req is None
-    if not (
-        free
-        and _in_force(adder.tree_cache)
-        and not adder.tree_cache.enable_mamba_extra_buffer
-        and 0 < first < limit
-        and fork < len(req.full_untruncated_fill_ids)
-    ):
+    if not (free and 0 < first < limit and fork < len(req.full_untruncated_fill_ids)):
         yield
         return
     req.statecache_fork = fork

@@ -21,6 +21,10 @@ CONFIGURATIONS = {
     "off": (),
     "lru": ("--kv-cache-plugin", "statecache", "--statecache-policy", "lru"),
     "gds": ("--kv-cache-plugin", "statecache"),
+    "learned": (
+        *("--kv-cache-plugin", "statecache", "--statecache-policy", "learned"),
+        *("--statecache-admission", "ends+fork"),
+    ),
 }
 # Ten states on the device and twice as many on the host.
 HOST = (
@@ -139,7 +143,7 @@ def ask(name: str, flags, model: Path, logs: Path, **how) -> dict:
     return found | {"log": log.read_text(errors="replace")}
 
 
-@pytest.mark.parametrize("name", ["lru", "gds", "gds host"])
+@pytest.mark.parametrize("name", ["lru", "gds", "learned", "gds host"])
 @pytest.mark.parametrize("when", ["cold", "warm"])
 def test_the_tokens_are_those_of_sglang_alone(answers, name, when):
     expected = [answer["tokens"] for answer in answers["off"][when]]
@@ -164,7 +168,7 @@ def test_gds_reuses_more_under_pressure(answers):
 
 def test_the_cores_in_use_are_the_plugins(answers):
     assert "Tree Core: RustUnifiedTreeCore" in answers["off"]["log"]
-    for name in ("lru", "gds"):
+    for name in ("lru", "gds", "learned"):
         assert "Tree Core: IndexedRustCore" in answers[name]["log"]
         assert f"statecache: policy {name}, cost 1.862e-05,3.33e-06" in answers[name]["log"]
     assert "statecache: policy" not in answers["off"]["log"]

@@ -18,6 +18,12 @@ PLUGINS = {
         "checkpoint_slots": 8,
         "checkpoint_interval": 64,
     },
+    "native, by learned at ends and forks": {
+        "checkpoints": "native",
+        "checkpoint_slots": 8,
+        "policy": "learned",
+        "admission": "ends+fork",
+    },
 }
 
 
