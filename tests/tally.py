@@ -10,17 +10,18 @@ from collections import Counter
 from pathlib import Path
 
 FLOORS = {
-    "cpp-plain": 46,
-    "cpp-asan": 45,
-    "cpp-tsan": 49,
-    "unit": 1310,
-    "property": 24,
-    "golden": 135,
-    "mutation": 24,
-    "packaging": 3,
+    "cpp-plain": 49,
+    "cpp-asan": 49,
+    "cpp-tsan": 52,
+    "unit": 1500,
+    "property": 28,
+    "golden": 138,
+    "mutation": 26,
+    "packaging": 5,
+    "fuzz": 2,
     "gpu": 56,
-    "sglang": 330,
-    "vllm": 338,
+    "sglang": 395,
+    "vllm": 418,
 }
 
 

@@ -74,6 +74,7 @@ class Pool {
   }
   std::vector<Block> numbers(const Items& items) const {
     std::vector<Block> found(items.size());
+    for (size_t at = 0; at < found.size(); ++at) pool().prefetch(items[at]);
     for (size_t at = 0; at < found.size(); ++at) found[at] = number(items[at]);
     return found;
   }

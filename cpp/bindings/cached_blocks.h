@@ -20,6 +20,11 @@ struct PoolBlocks {
   size_t size() const { return static_cast<size_t>(PyTuple_GET_SIZE(blocks)); }
   // Borrowed; nullptr with an exception set once the garbage collector has cleared the pool.
   PyObject* block(statecache::Block number) const;
+  // Loads what number() will read of a block.
+  void prefetch(PyObject* block) const {
+    if (id_at == 0 || !Py_IS_TYPE(block, type)) return;
+    __builtin_prefetch(*reinterpret_cast<PyObject**>(reinterpret_cast<char*>(block) + id_at));
+  }
   // kNoBlock with an exception set for what is no block of this pool.
   statecache::Block number(PyObject* block) const;
 };

@@ -104,7 +104,12 @@ bool BlockQueue::is_last(CachedBlocks::Number key) {
 }
 
 void BlockQueue::append(std::span<const Block> blocks) {
+  for (const Block block : blocks) {
+    lists_.prefetch(block);
+    if (block < lists_.blocks()) cache_.prefetch(block);
+  }
   require_new(blocks);
+  for (const Block block : blocks) cache_.prefetch_use(cache_.number_of(block));
   for (const Block block : blocks) place(block, cache_.number_of(block));
   free_ += blocks.size();
 }
@@ -116,20 +121,21 @@ void BlockQueue::prepend(std::span<const Block> blocks) {
 }
 
 void BlockQueue::require_new(std::span<const Block> blocks) {
-  // Each is put into a list on trial, so that a block named twice is noticed.
+  // Each is marked as one in a list for now, so that a block named twice is noticed.
   size_t good = 0;
   for (; good < blocks.size(); ++good) {
     const Block block = blocks[good];
     if (block >= lists_.blocks() || lists_.list_of(block) != BlockLists::kNone) break;
-    lists_.push_back(kFree, block);
+    lists_[block].list = kFree;
   }
-  for (size_t at = good; at-- > 0;) lists_.erase(blocks[at]);
+  for (size_t at = good; at-- > 0;) lists_[blocks[at]].list = BlockLists::kNone;
   if (good == blocks.size()) return;
   require_block(blocks[good]);
   throw std::logic_error(named(blocks[good]) + " is free already");
 }
 
 void BlockQueue::remove(std::span<const Block> blocks) {
+  for (const Block block : blocks) lists_.prefetch(block);
   for (const Block block : blocks) require_free(block);
   for (const Block block : blocks) {
     if (!is_free(block)) continue;

@@ -12,7 +12,7 @@ namespace statecache {
 
 // Doubly linked lists of blocks; a block is in one list at most. Every call is O(1). A block's
 // place and what an order notes of it are side by side: which block comes next cannot be foreseen,
-// so each is a cache miss.
+// so each is a cache miss. Calls for many blocks load them all before they look at the first.
 class BlockLists {
  public:
   using List = uint8_t;
@@ -35,6 +35,10 @@ class BlockLists {
   Node& operator[](Block block) { return nodes_[block]; }
   const Node& operator[](Block block) const { return nodes_[block]; }
   List list_of(Block block) const { return nodes_[block].list; }
+  // Loads what will be read of `block`, which need not be one.
+  void prefetch(Block block) const {
+    if (block < blocks_) __builtin_prefetch(&nodes_[block], 1);
+  }
   // The first block of a list, kNoBlock when it is empty.
   Block front(List list) const { return block_at(nodes_[end_of(list)].next); }
   // The block behind `block` in its list, kNoBlock at the end.

@@ -40,6 +40,11 @@ class CachedBlocks {
   Number find(const Key& key) const;
   // The number of the first key of a block, kNone where it is under none.
   Number number_of(Block block) const { return nodes_[block].key; }
+  // Loads what number_of(), and then copies() and is_apart(), will read.
+  void prefetch(Block block) const { __builtin_prefetch(&nodes_[block]); }
+  void prefetch_use(Number number) const {
+    if (number != kNone) __builtin_prefetch(&uses_[number]);
+  }
   // Of a number that is in use: its key, how many blocks are under it, which came first (kNoBlock
   // where there is none), whether it is apart.
   std::string_view key(Number number) const { return keys_[number].bytes; }
