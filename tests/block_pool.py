@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from statecache._blocks import CachedBlocks
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class Block:
     block_id: int
     block_hash: bytes | None = None
     ref_cnt: int = 0
+    is_null: bool = False
+    pool: Pool | None = None
 
 
 class Pool:
@@ -46,9 +48,7 @@ class Pool:
         return taken
 
     def touch(self, *blocks):
-        self.queue.remove_n([block for block in blocks if block.ref_cnt == 0])
-        for block in blocks:
-            block.ref_cnt += 1
+        self.queue.touch(blocks)
 
     def free(self, blocks):
         released = []
@@ -225,9 +225,12 @@ class Pair:
 
     def touch(self, key):
         block = self.pool.any_block(key)
-        if block.ref_cnt == 0:
+        uses = block.ref_cnt
+        if uses == 0:
             self.reference.remove(block)
+        self.reference.proven[block.block_id] = True
         self.pool.touch(block)
+        assert block.ref_cnt == uses + 1
         self.used.append(block)
         return block
 

@@ -1,6 +1,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -78,6 +79,21 @@ class Pool {
     for (size_t at = 0; at < found.size(); ++at) found[at] = number(items[at]);
     return found;
   }
+  // The numbers of blocks that no request uses and of those that one does; a null block is neither.
+  std::array<std::vector<Block>, 2> by_use(const Items& items) const {
+    std::array<std::vector<Block>, 2> found;
+    for (size_t at = 0; at < items.size(); ++at) pool().prefetch(items[at]);
+    for (size_t at = 0; at < items.size(); ++at) {
+      const int null = pool().is_null(items[at]);
+      Py_ssize_t uses = 0;
+      if (null < 0 || !pool().read_uses(items[at], uses)) throw py::error_already_set();
+      if (null == 0) found[uses != 0].push_back(number(items[at]));
+    }
+    return found;
+  }
+  void add_use(PyObject* block) const {
+    if (!pool().add_use(block)) throw py::error_already_set();
+  }
   py::list objects(const std::vector<Block>& numbers) const {
     py::list made(numbers.size());
     for (size_t at = 0; at < numbers.size(); ++at) {
@@ -120,6 +136,14 @@ struct Queue {
     return taken;
   }
 
+  void touch(const Items& blocks) {
+    const auto [free, used] = pool.by_use(blocks);
+    order().remove(free);
+    hit_in_use(used);
+    for (size_t at = 0; at < blocks.size(); ++at) pool.add_use(blocks[at]);
+  }
+  virtual void hit_in_use(const std::vector<Block>&) {}
+
   Pool pool;
   py::object lost = py::none();
 };
@@ -134,6 +158,9 @@ struct Reuse final : Queue {
   Reuse(py::object cached, std::string ending)
       : Queue(std::move(cached)), queue(pool.cache(), std::move(ending)) {}
   BlockQueue& order() override { return queue; }
+  void hit_in_use(const std::vector<Block>& blocks) override {
+    for (const Block block : blocks) queue.mark_proven(block);
+  }
   ReuseQueue queue;
 };
 
@@ -234,10 +261,7 @@ PYBIND11_MODULE(_blocks, m) {
           },
           py::arg("blocks"))
       .def(
-          "remove_n",
-          [](Queue& self, const py::object& blocks) {
-            self.order().remove(self.pool.numbers(Items(blocks)));
-          },
+          "touch", [](Queue& self, const py::object& blocks) { self.touch(Items(blocks)); },
           py::arg("blocks"))
       .def(
           "remove",
@@ -285,15 +309,7 @@ PYBIND11_MODULE(_blocks, m) {
             for (size_t at = 0; at < keys.size(); ++at) keys[at] = bytes_of(items[at]);
             self.queue.looked_up(keys);
           },
-          py::arg("missing"))
-      .def(
-          "mark_proven",
-          [](Reuse& self, const py::object& blocks) {
-            for (const Block block : self.pool.numbers(Items(blocks))) {
-              self.queue.mark_proven(block);
-            }
-          },
-          py::arg("blocks"));
+          py::arg("missing"));
 
   py::class_<Gds, Queue>(m, "GdsQueue")
       .def(py::init<py::object, py::object, std::vector<std::string>>(), py::arg("cached"),

@@ -5,6 +5,7 @@
 #include <exception>
 #include <new>
 #include <string_view>
+#include <utility>
 
 using statecache::Block;
 using statecache::CachedBlocks;
@@ -137,20 +138,24 @@ int contains_key(PyObject* self, PyObject* given) {
   return number != CachedBlocks::kNone && cache.copies(number) > 0;
 }
 
-// Finds out where a block keeps its number: in a slot, if its type has slots.
-void find_id(PoolBlocks& pool) {
-  pool.type = Py_TYPE(PyTuple_GET_ITEM(pool.blocks, 0));
-  PyObject* const found =
-      PyObject_GetAttrString(reinterpret_cast<PyObject*>(pool.type), "block_id");
+// Where objects of a type keep an attribute: in a slot, if the type has slots; 0 if not.
+Py_ssize_t slot_of(PyTypeObject* type, const char* name) {
+  PyObject* const found = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name);
   if (found == nullptr) {
     PyErr_Clear();
-    return;
+    return 0;
   }
+  Py_ssize_t at = 0;
   if (Py_IS_TYPE(found, &PyMemberDescr_Type)) {
     const PyMemberDef* const member = reinterpret_cast<PyMemberDescrObject*>(found)->d_member;
-    if (member->type == T_OBJECT_EX) pool.id_at = member->offset;
+    if (member->type == T_OBJECT_EX) at = member->offset;
   }
   Py_DECREF(found);
+  return at;
+}
+
+PyObject*& slot(PyObject* block, Py_ssize_t at) {
+  return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(block) + at);
 }
 
 PyObject* make(PyTypeObject* type, PyObject* given, PyObject* named) {
@@ -178,7 +183,10 @@ PyObject* make(PyTypeObject* type, PyObject* given, PyObject* named) {
     Py_DECREF(self);
     return nullptr;
   }
-  find_id(pool);
+  pool.type = Py_TYPE(PyTuple_GET_ITEM(held, 0));
+  pool.id_at = slot_of(pool.type, "block_id");
+  pool.uses_at = slot_of(pool.type, "ref_cnt");
+  pool.null_at = slot_of(pool.type, "is_null");
   return self;
 }
 
@@ -244,12 +252,44 @@ PyObject* PoolBlocks::block(Block number) const {
   return nullptr;
 }
 
-Block PoolBlocks::number(PyObject* block) const {
-  PyObject* id = nullptr;
-  if (id_at > 0 && Py_IS_TYPE(block, type)) {
-    id = Py_XNewRef(*reinterpret_cast<PyObject**>(reinterpret_cast<char*>(block) + id_at));
+PyObject* PoolBlocks::attribute(PyObject* block, Py_ssize_t at, const char* name) const {
+  PyObject* found = nullptr;
+  if (at > 0 && Py_IS_TYPE(block, type)) found = Py_XNewRef(slot(block, at));
+  return found != nullptr ? found : PyObject_GetAttrString(block, name);
+}
+
+bool PoolBlocks::read_uses(PyObject* block, Py_ssize_t& uses) const {
+  PyObject* const found = attribute(block, uses_at, "ref_cnt");
+  if (found == nullptr) return false;
+  uses = PyLong_AsSsize_t(found);
+  Py_DECREF(found);
+  return uses != -1 || PyErr_Occurred() == nullptr;
+}
+
+bool PoolBlocks::add_use(PyObject* block) const {
+  Py_ssize_t uses = 0;
+  PyObject* const more = read_uses(block, uses) ? PyLong_FromSsize_t(uses + 1) : nullptr;
+  if (more == nullptr) return false;
+  if (uses_at > 0 && Py_IS_TYPE(block, type)) {
+    PyObject* const before = std::exchange(slot(block, uses_at), more);
+    Py_XDECREF(before);
+    return true;
   }
-  if (id == nullptr) id = PyObject_GetAttrString(block, "block_id");
+  const int failed = PyObject_SetAttrString(block, "ref_cnt", more);
+  Py_DECREF(more);
+  return failed == 0;
+}
+
+int PoolBlocks::is_null(PyObject* block) const {
+  PyObject* const found = attribute(block, null_at, "is_null");
+  if (found == nullptr) return -1;
+  const int null = PyObject_IsTrue(found);
+  Py_DECREF(found);
+  return null;
+}
+
+Block PoolBlocks::number(PyObject* block) const {
+  PyObject* const id = attribute(block, id_at, "block_id");
   if (id == nullptr) return kNoBlock;
   const Block number = read_number(id);
   Py_DECREF(id);

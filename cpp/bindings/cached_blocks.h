@@ -13,8 +13,8 @@
 struct PoolBlocks {
   PyObject_HEAD;
   PyObject* blocks;    // a tuple: whatever becomes of the list, no block that is queued goes away
-  PyTypeObject* type;  // of the blocks, and where in them is their number; 0: by its name
-  Py_ssize_t id_at;
+  PyTypeObject* type;  // of the blocks, and where in them their attributes are; 0: by name
+  Py_ssize_t id_at, uses_at, null_at;
   statecache::CachedBlocks* cache;
 
   size_t size() const { return static_cast<size_t>(PyTuple_GET_SIZE(blocks)); }
@@ -27,6 +27,16 @@ struct PoolBlocks {
   }
   // kNoBlock with an exception set for what is no block of this pool.
   statecache::Block number(PyObject* block) const;
+  // How many requests use a block, its `ref_cnt`. Whether it could be read; sets an exception if not.
+  bool read_uses(PyObject* block, Py_ssize_t& uses) const;
+  // Whether one more could be noted; sets an exception if not.
+  bool add_use(PyObject* block) const;
+  // Whether `block` stands for none; -1 with an exception set if that cannot be read.
+  int is_null(PyObject* block) const;
+
+ private:
+  // A new reference; nullptr with an exception set.
+  PyObject* attribute(PyObject* block, Py_ssize_t at, const char* name) const;
 };
 
 // Returns the type, made once; adds it to the module.

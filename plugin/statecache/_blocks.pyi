@@ -1,9 +1,9 @@
 """The native queues of free blocks. Contracts: cpp/include/statecache/block_queue.h and its kin.
 
-A block is any object with an integer `block_id`, its place in the list `blocks` of its pool. A
-block that is not the pool's raises `ValueError`, as do more blocks asked for than are free; a block
-that is free and should not be, or the other way around, `RuntimeError`. A call that raises changes
-nothing.
+A block is any object with an integer `block_id`, its place in the list `blocks` of its pool, an
+integer `ref_cnt` and a truth `is_null`. A block that is not the pool's raises `ValueError`, as do
+more blocks asked for than are free; a block that is free and should not be, or the other way
+around, `RuntimeError`. A call that raises changes nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -74,8 +74,11 @@ class BlockQueue:
     def prepend_n(self, blocks: Iterable[Any]) -> None:
         """Take back blocks without a key: they go first, the first one before the others."""
 
-    def remove_n(self, blocks: Iterable[Any]) -> None:
-        """Free blocks were hit and are in use again. One that is named twice leaves once."""
+    def touch(self, blocks: Iterable[Any]) -> None:
+        """One more request uses these blocks: `ref_cnt` grows by one, free ones leave the queue.
+
+        A block that `is_null` is only counted. One that is named twice leaves once.
+        """
 
     def remove(self, block: Any) -> None:
         """A free block was hit and is in use again."""
@@ -115,9 +118,6 @@ class ReuseQueue(BlockQueue):
 
     def looked_up(self, missing: Iterable[bytes]) -> None:
         """A request was looked up for the first time: these keys, less `ending`, are not cached."""
-
-    def mark_proven(self, blocks: Iterable[Any]) -> None:
-        """A request resumes from these blocks."""
 
 class GdsQueue(BlockQueue):
     """The cheapest state of `index` or the oldest other block, whichever was used longer ago.

@@ -10,7 +10,7 @@ import pytest
 
 from block_pool import Block, Pool
 from statecache import StateIndex
-from statecache._blocks import GdsQueue, ReuseQueue, StockQueue
+from statecache._blocks import CachedBlocks, GdsQueue, ReuseQueue, StockQueue
 
 
 def pool_of(total, queue_of, *more):
@@ -174,20 +174,59 @@ def test_no_more_blocks_than_there_are(make):
 
 @pytest.mark.parametrize("make", [reuse, stock, gds])
 def test_the_blocks_of_a_hit_leave_together_or_not_at_all(make):
-    """Of 4 blocks 0 is in use: with it in the hit none leaves; 1 and 2 do, 1 named twice."""
-    pool = make(4)
+    """Of 5 blocks 0 is in use and only counted; 1, named twice, and 2 leave; 3 is null."""
+    pool = make(5)
     pool.allocate(1)
     first, *others = pool.blocks
+    for wrong, error, message in (
+        (Block(1), ValueError, "another pool"),
+        (Block(4, ref_cnt="1"), TypeError, "integer is required"),
+        (object(), AttributeError, "is_null"),
+        (None, AttributeError, "is_null"),
+    ):
+        with pytest.raises(error, match=message):
+            pool.queue.touch([others[0], first, wrong])
+    first.ref_cnt = 0  # against what the queue knows
     with pytest.raises(RuntimeError, match="block 0 is not in the free queue"):
-        pool.queue.remove_n([*others, first])
-    with pytest.raises(ValueError, match="another pool"):
-        pool.queue.remove_n([others[0], Block(1)])
-    assert pool.queue.num_free_blocks == 3
-    pool.queue.remove_n(block for block in (others[0], others[1], others[0]))
+        pool.queue.touch([*others, first])
+    first.ref_cnt = 1
+    assert pool.queue.num_free_blocks == 4
+    assert [block.ref_cnt for block in pool.blocks] == [1, 0, 0, 0, 0]
+    pool.queue.touch(block for block in (others[0], first, others[1], others[0]))
+    assert [block.ref_cnt for block in pool.blocks] == [2, 2, 1, 0, 0]
+    assert pool.queue.get_all_free_blocks() == others[2:]
+    pool.queue.touch([])
+    others[2].is_null = True
+    others[2].ref_cnt = -2_000  # vLLM takes its null blocks back more often than it hands them out
+    pool.queue.touch(others[2:])
+    assert [block.ref_cnt for block in pool.blocks] == [2, 2, 1, -1_999, 1]
     assert pool.queue.get_all_free_blocks() == [others[2]]
-    pool.queue.remove_n([])
-    pool.queue.remove(others[2])
-    assert pool.queue.num_free_blocks == 0
+
+
+def test_uses_are_counted_on_blocks_without_slots_and_beyond_small_numbers():
+    """1,000 uses of a block with attributes in a dictionary, behind a property or in a slot."""
+
+    class Plain:
+        def __init__(self, block_id):
+            self.block_id, self.ref_cnt, self.is_null = block_id, 0, False
+
+    class Computed(Plain):
+        @property
+        def ref_cnt(self):
+            return self.uses
+
+        @ref_cnt.setter
+        def ref_cnt(self, uses):
+            self.uses = uses
+
+    for kind in (Plain, Computed, Block):
+        blocks = [kind(0), kind(1)]
+        queue = StockQueue(CachedBlocks(blocks))
+        queue.append_n(blocks)
+        for _ in range(1000):
+            queue.touch(blocks[:1])
+        assert [block.ref_cnt for block in blocks] == [1000, 0]
+        assert queue.get_all_free_blocks() == blocks[1:]
 
 
 @pytest.mark.parametrize("make", [reuse, stock, gds])

@@ -78,7 +78,7 @@ class ReuseQueue final : public BlockQueue {
   // Whether anything was dropped that a lookup could ask for.
   bool watches() const { return !ghosts_.empty(); }
 
-  // A request resumes from this block.
+  // A request resumes from this block, which is in use already.
   void mark_proven(Block block);
 
   // How much older, in steps, a proven block must be to go before an unproven one.

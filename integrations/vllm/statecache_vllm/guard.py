@@ -119,22 +119,12 @@ def guarded_touch(pool: Any, queue: Any, guard: Guard, hand_over: Callable[[], A
     as the pool has another queue.
     """
     original, own = pool.touch, pool.free_block_queue
-
-    def again(free: Sequence[Any]) -> None:
-        instead = hand_over()
-        for block in free:
-            instead.remove(block)
-
-    remove_n = guard.wrap(queue.remove_n, again)
+    leave = guard.wrap(queue.touch, hand_over)  # returns None unless it failed
 
     def touch(blocks: Sequence[Any]) -> None:
-        if pool.free_block_queue is not own:
+        if pool.free_block_queue is not own or leave(blocks) is not None:
             original(blocks)
-            return
-        remove_n([block for block in blocks if block.ref_cnt == 0 and not block.is_null])
-        for block in blocks:
-            block.ref_cnt += 1
-        if pool.metrics_collector:
+        elif pool.metrics_collector:
             for block in blocks:
                 pool.metrics_collector.on_block_accessed(block)
 

@@ -304,28 +304,16 @@ class Planner:
 
     def _allocate(self, original: Callable[..., Any], queue: ReuseQueue) -> Callable[..., Any]:
         """Around `KVCacheManager.allocate_slots`: whose blocks are proven."""
-        proven_requests, kv = self._proven, set(self._attention)
-
-        def before(request: Any) -> None:
-            queue.fresh_is_proven = request.request_id in proven_requests
-
-        def after(blocks: Any, hits: Any) -> None:
-            queue.fresh_is_proven = False
-            if blocks is not None and hits is not None:
-                for group, found in enumerate(hits.blocks):
-                    # Of a state only the last block is one; blocks that were free are marked.
-                    queue.mark_proven(found if group in kv else found[-1:])
-
-        guarded_before = self.guard.wrap(before, self._hand_over)
-        guarded_after = self.guard.wrap(after, self._hand_over)
+        proven = self._proven
 
         def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.queue is None:
+            if request.request_id not in proven:
                 return original(request, *args, **kwargs)
-            guarded_before(request)
-            blocks = original(request, *args, **kwargs)
-            guarded_after(blocks, kwargs.get("new_computed_blocks"))
-            return blocks
+            queue.fresh_is_proven = True
+            try:
+                return original(request, *args, **kwargs)
+            finally:
+                queue.fresh_is_proven = False
 
         return allocate_slots
 

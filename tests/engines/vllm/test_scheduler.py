@@ -307,8 +307,8 @@ def test_a_reset_in_the_middle_of_a_step_leaves_no_state(model, order):
 
 
 def heard_by_the_order(monkeypatch):
-    """What a `ReuseQueue` is told: ids of hit blocks, missing keys, whose blocks come next."""
-    heard = {"mark_proven": [], "looked_up": [], "fresh_is_proven": []}
+    """What a `ReuseQueue` is told: missing keys, whose blocks come next."""
+    heard = {"looked_up": [], "fresh_is_proven": []}
 
     def listening(name, original, note):
         def call(queue, what):
@@ -317,12 +317,7 @@ def heard_by_the_order(monkeypatch):
 
         return call
 
-    for name, note in (
-        ("mark_proven", lambda blocks: [block.block_id for block in blocks]),
-        ("looked_up", list),
-    ):
-        listener = listening(name, getattr(ReuseQueue, name), note)
-        monkeypatch.setattr(ReuseQueue, name, listener)
+    monkeypatch.setattr(ReuseQueue, "looked_up", listening("looked_up", ReuseQueue.looked_up, list))
     fresh = ReuseQueue.fresh_is_proven
     listener = listening("fresh_is_proven", fresh.fset, bool)
     monkeypatch.setattr(ReuseQueue, "fresh_is_proven", property(fresh.fget, listener))
@@ -340,7 +335,6 @@ def test_the_order_reuse_hears_of_hits_and_of_what_is_missing(monkeypatch, model
     # Ten of eleven blocks were found, in the attention group and in the last of each state.
     assert True in heard["fresh_is_proven"]
     assert heard["fresh_is_proven"][-1] is False
-    assert sorted(len(hit) for hit in heard["mark_proven"] if hit) == [1, 1, 1, 10]
     assert heard["looked_up"] == [[], []]  # nothing had been dropped so far
     for other in range(4):
         one.ask(words(random.Random(10 + other), 320))
