@@ -1,0 +1,74 @@
+"""The driver `server` of `statecache ab` on two real servers, with the plugin and without."""
+
+import json
+import shlex
+
+import server
+from tiny_model import make_tiny_model
+
+from statecache.ab.bench import Bench, Cell, Trial
+from statecache.ab.server_arm import ServerArm, ServerSettings
+from statecache.ab.workloads import Workload
+
+KEY = "k3y-of-the-test"
+VARIABLES = ("PYTHONPATH", "SGLANG_USE_CPU_ENGINE", "OMP_NUM_THREADS", "HF_HUB_OFFLINE")
+
+
+def arm(name, model, *flags):
+    variables = [f"{variable}={server.environment()[variable]}" for variable in VARIABLES]
+    flags = ("--enable-cache-report", "--enable-metrics", "--api-key", KEY, *flags)
+    words = ["env", *variables, *server.command(server.LAUNCH, model, *flags)]
+    return ServerArm(
+        name=name, command=f"{shlex.join(words)} --port {{port}}", key_variable="SGLANG_TEST_KEY"
+    )
+
+
+def conversations(folder):
+    """Two sessions of four turns on one prefix of two blocks; each turn adds a block."""
+    path = folder / "trace.jsonl"
+    with path.open("w") as file:
+        for turn in range(1, 5):
+            for session in (100, 200):
+                blocks = [1, 2, *range(session, session + turn)]
+                line = {"session_id": session, "timestamp": turn, "output_length": 4}
+                line |= {"input_length": 512 * len(blocks), "hash_ids": blocks}
+                file.write(json.dumps(line) + "\n")
+    return Workload(kind="trace", file=str(path), loop="closed", at_once=2)
+
+
+def test_two_servers_with_a_key_are_asked_in_turn(tmp_path, monkeypatch):
+    """Eight prompts of 192 to 384 tokens, 64 a block; a turn goes on from the answer before it.
+
+    With room for everything each turn but the first ones finds the whole prompt before it.
+    """
+    monkeypatch.setenv("SGLANG_TEST_KEY", KEY)
+    model = make_tiny_model(tmp_path / "model")
+    arms = [arm("off", model), arm("on", model, "--kv-cache-plugin", "statecache")]
+    trial = Trial(
+        name="t",
+        cells=[Cell(name="c", workload=conversations(tmp_path), arms=arms)],
+        repeats=1,
+        warm_up=0,
+        servers=ServerSettings(tokens_a_block=64, output_tokens=4, salt=7),
+    )
+    bench = Bench(trial, tmp_path)
+    try:
+        found = list(bench.runs())
+    finally:
+        bench.close()
+    assert bench.failures == []
+    assert [run.arm for run, _ in found] == ["off", "on"]
+    for run, answers in found:
+        assert (run.requests, run.rejected, run.prompt_tokens) == (8, 0, 2 * (3 + 4 + 5 + 6) * 64)
+        assert [one.answered_tokens for one in answers.answered] == [0, 0, 4, 4, 8, 8, 12, 12]
+        for at, one in enumerate(answers.answered[2:], 2):
+            assert one.cached_tokens >= 64 * (3 + (at - 2) // 2)
+        assert all(len(one.output_ids) == 4 for one in answers.answered)
+        counted = run.counters
+        assert counted.source == ("statecache" if run.arm == "on" else "sglang")
+        assert counted.hit_tokens == run.hit_tokens
+        assert (run.evicted_states, run.skipped_states) == (
+            (0, 0) if run.arm == "on" else (None, None)
+        )
+    written = [path.read_text() for path in tmp_path.glob("server-*.log")]
+    assert sum("statecache" in text for text in written) == 1
