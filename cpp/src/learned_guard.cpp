@@ -6,8 +6,9 @@ namespace statecache {
 
 namespace {
 
-constexpr double kDecay = 0.9945994234836332;  // halves in 128 requests
-constexpr double kLead = 1.15;  // by how much another order must be ahead to be followed
+constexpr double kDecay = 0.9945994234836332;      // halves in 128 requests
+constexpr double kLongDecay = 0.9996616064962437;  // in 2,048
+constexpr double kLead = 1.15;  // by how much another order must be ahead to be followed from home
 
 }  // namespace
 
@@ -32,20 +33,26 @@ void LearnedGuard::look_up(std::span<const Node> path, size_t resumable,
 void LearnedGuard::settle() {
   for (Shadow& shadow : shadows_) {
     set_states(shadow);
-    shadow.saved = shadow.saved * kDecay + cost_.cost(0, shadow.hit_depth);
+    const double saved = cost_.cost(0, shadow.hit_depth);
+    shadow.lately = shadow.lately * kDecay + saved;
+    shadow.saved = shadow.saved * kLongDecay + saved;
     shadow.hit = kNone;
     shadow.hit_depth = 0;
   }
   path_.clear();
   admitted_.clear();
-  size_t lead = 0;
+  order_ = static_cast<Order>(choose());
+}
+
+size_t LearnedGuard::choose() {
+  size_t ahead = 0, lately = 0, now = static_cast<size_t>(order_);
   for (size_t k = 1; k < kShadows; ++k) {
-    if (shadows_[k].saved > shadows_[lead].saved) lead = k;
+    if (shadows_[k].saved > shadows_[ahead].saved) ahead = k;
+    if (shadows_[k].lately > shadows_[lately].lately) lately = k;
   }
-  const double margin = lead == 0 ? 1.0 : kLead;
-  if (shadows_[lead].saved > shadows_[static_cast<size_t>(order_)].saved * margin) {
-    order_ = static_cast<Order>(lead);
-  }
+  if (shadows_[ahead].saved > shadows_[home_].saved) now = home_ = ahead;
+  if (shadows_[home_].lately >= shadows_[now].lately) now = home_;
+  return shadows_[lately].lately > shadows_[now].lately * kLead ? lately : now;
 }
 
 void LearnedGuard::drop(StateId key) {

@@ -15,13 +15,16 @@ __all__ = ["Guard", "ORDERS"]
 
 ORDERS = ("learned", "gds", "lru")
 DECAY = 0.9945994234836332  # halves in 128 requests
-LEAD = 1.15  # by how much another order must be ahead to be followed
+LONG_DECAY = 0.9996616064962437  # in 2,048
+LEAD = 1.15  # by how much another order must be ahead lately to be followed from home
 
 
 class Guard:
-    """Plays every request on three caches of `slots` states, and says whose order saved most.
+    """Plays every request on three caches of `slots` states, and says whose order to follow.
 
-    A request's states are set when the next request comes, after whatever was dropped in between.
+    Home is who saved most in the long run; from there another order is followed while it is well
+    ahead of late. A request's states are set when the next request comes, after whatever was
+    dropped in between.
     """
 
     def __init__(
@@ -32,8 +35,8 @@ class Guard:
         self._shadows = [_Shadow(points, index, slots) for index in (learned, *others)]
         self._learned = learned
         self.gds = others[0]
-        self.saved = [0.0] * len(ORDERS)
-        self._now = 0
+        self.saved, self.lately = [0.0] * len(ORDERS), [0.0] * len(ORDERS)
+        self._home = self._now = 0
 
     @property
     def order(self) -> str:
@@ -50,11 +53,14 @@ class Guard:
         """Let each shadow set the states of the last request, and compare what they saved."""
         for k, shadow in enumerate(self._shadows):
             saved = self._cost.cost(0, shadow.settle())
-            self.saved[k] = self.saved[k] * DECAY + saved
-        lead = self.saved.index(max(self.saved))
-        margin = 1.0 if lead == 0 else LEAD
-        if self.saved[lead] > self.saved[self._now] * margin:
-            self._now = lead
+            self.lately[k] = self.lately[k] * DECAY + saved
+            self.saved[k] = self.saved[k] * LONG_DECAY + saved
+        if max(self.saved) > self.saved[self._home]:
+            self._now = self._home = self.saved.index(max(self.saved))
+        if self.lately[self._home] >= self.lately[self._now]:
+            self._now = self._home
+        if max(self.lately) > self.lately[self._now] * LEAD:
+            self._now = self.lately.index(max(self.lately))
 
     def drop(self, key: int) -> None:
         """Forget a point whose KV is gone."""

@@ -84,7 +84,18 @@ LEARNED_MUTATIONS = {  # source, what it says, what it says instead
     "shadows that keep what was dropped": ("learned_index", "guard_->drop(point);", "void();"),
     "a lead that need not be large": ("learned_guard", "kLead = 1.15;", "kLead = 1.0;"),
     "gds with stamps of its own": ("learned_index", "adopt(guard_->gds());", "void();"),
-    "savings that never fade": ("learned_guard", "shadow.saved * kDecay +", "shadow.saved +"),
+    "late savings that never fade": (
+        "learned_guard",
+        "shadow.lately * kDecay +",
+        "shadow.lately +",
+    ),
+    "savings that never fade": ("learned_guard", "shadow.saved * kLongDecay +", "shadow.saved +"),
+    "a home that stays": ("learned_guard", "now = home_ = ahead;", "now = ahead;"),
+    "no way home": (
+        "learned_guard",
+        ".lately >= shadows_[now].lately) now = home_;",
+        ".lately < 0) {}",
+    ),
 }
 
 INJECT = """

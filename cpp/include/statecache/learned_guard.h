@@ -12,9 +12,10 @@
 
 namespace statecache {
 
-// Plays every request on three caches of `slots` states that hold no data, and says whose order
-// saved most of late. A request's states are set when the next request comes, after whatever was
-// dropped in between.
+// Plays every request on three caches of `slots` states that hold no data, and says whose order to
+// follow: the one that saved most over the latest thousands of requests is home, and another one is
+// followed from there while it is well ahead in the latest hundreds. A request's states are set
+// when the next request comes, after whatever was dropped in between.
 class LearnedGuard {
  public:
   using Node = PointTree::Node;
@@ -36,14 +37,15 @@ class LearnedGuard {
 
   struct Shadow {
     std::unique_ptr<StateIndex> index;
-    std::vector<uint8_t> held;  // by point
-    double saved = 0;
+    std::vector<uint8_t> held;     // by point
+    double saved = 0, lately = 0;  // both fade, `lately` faster
     Node hit = kNone;
     int32_t hit_depth = 0;
   };
   bool holds(const Shadow& shadow, Node node) const {
     return node < shadow.held.size() && shadow.held[node] != 0;
   }
+  size_t choose();
   void find_hit(Shadow& shadow, size_t resumable);
   void set_states(Shadow& shadow);
   void set(Shadow& shadow, Node node, bool end);
@@ -56,6 +58,7 @@ class LearnedGuard {
   LearnedIndex* learned_ = nullptr;  // the first shadow
   std::array<Shadow, kShadows> shadows_;
   Order order_ = Order::kLearned;
+  size_t home_ = 0;
   std::vector<Node> path_, admitted_;  // of the last request
   std::vector<StateId> below_;
   std::vector<Node> open_;
