@@ -8,7 +8,8 @@ namespace {
 
 constexpr double kDecay = 0.9945994234836332;      // halves in 128 requests
 constexpr double kLongDecay = 0.9996616064962437;  // in 2,048
-constexpr double kLead = 1.15;  // by how much another order must be ahead to be followed from home
+constexpr double kLead = 1.15;      // by how much another order must be ahead to be followed
+constexpr double kLongLead = 1.01;  // and in the long run to be home in the place of learned
 
 }  // namespace
 
@@ -50,7 +51,8 @@ size_t LearnedGuard::choose() {
     if (shadows_[k].saved > shadows_[ahead].saved) ahead = k;
     if (shadows_[k].lately > shadows_[lately].lately) lately = k;
   }
-  if (shadows_[ahead].saved > shadows_[home_].saved) now = home_ = ahead;
+  const double margin = ahead == 0 ? 1.0 : kLongLead;
+  if (shadows_[ahead].saved > shadows_[home_].saved * margin) now = home_ = ahead;
   if (shadows_[home_].lately >= shadows_[now].lately) now = home_;
   return shadows_[lately].lately > shadows_[now].lately * kLead ? lately : now;
 }

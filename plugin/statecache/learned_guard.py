@@ -16,7 +16,8 @@ __all__ = ["Guard", "ORDERS"]
 ORDERS = ("learned", "gds", "lru")
 DECAY = 0.9945994234836332  # halves in 128 requests
 LONG_DECAY = 0.9996616064962437  # in 2,048
-LEAD = 1.15  # by how much another order must be ahead lately to be followed from home
+LEAD = 1.15  # by how much another order must be ahead to be followed
+LONG_LEAD = 1.01  # and in the long run to be home in the place of learned
 
 
 class Guard:
@@ -55,8 +56,9 @@ class Guard:
             saved = self._cost.cost(0, shadow.settle())
             self.lately[k] = self.lately[k] * DECAY + saved
             self.saved[k] = self.saved[k] * LONG_DECAY + saved
-        if max(self.saved) > self.saved[self._home]:
-            self._now = self._home = self.saved.index(max(self.saved))
+        ahead = self.saved.index(max(self.saved))
+        if self.saved[ahead] > self.saved[self._home] * (1.0 if ahead == 0 else LONG_LEAD):
+            self._now = self._home = ahead
         if self.lately[self._home] >= self.lately[self._now]:
             self._now = self._home
         if max(self.lately) > self.lately[self._now] * LEAD:

@@ -94,6 +94,7 @@ LEARNED_MUTATIONS = {  # source, what it says, what it says instead
         "shadow.lately +",
     ),
     "savings that never fade": ("learned_guard", "shadow.saved * kLongDecay +", "shadow.saved +"),
+    "a home lost for little": ("learned_guard", "kLongLead = 1.01;", "kLongLead = 1.0;"),
     "a home that stays": ("learned_guard", "now = home_ = ahead;", "now = ahead;"),
     "no way home": (
         "learned_guard",
