@@ -28,16 +28,17 @@ STATECACHE_MADE(statecache::StateIndex)
 
 namespace {
 
-// The items of anything that can be iterated, without a copy where it is a list or a tuple.
+// The items of anything that can be iterated. What a block does when it is asked may change a list,
+// so they are held in a tuple.
 class Items {
  public:
   explicit Items(py::handle source)
-      : held_(py::reinterpret_steal<py::object>(PySequence_Fast(source.ptr(), "not iterable"))) {
+      : held_(py::reinterpret_steal<py::object>(PySequence_Tuple(source.ptr()))) {
     if (!held_) throw py::error_already_set();
   }
-  size_t size() const { return static_cast<size_t>(PySequence_Fast_GET_SIZE(held_.ptr())); }
+  size_t size() const { return static_cast<size_t>(PyTuple_GET_SIZE(held_.ptr())); }
   PyObject* operator[](size_t at) const {
-    return PySequence_Fast_GET_ITEM(held_.ptr(), static_cast<Py_ssize_t>(at));
+    return PyTuple_GET_ITEM(held_.ptr(), static_cast<Py_ssize_t>(at));
   }
 
  private:
@@ -92,7 +93,11 @@ class Pool {
     return found;
   }
   void add_use(PyObject* block) const {
-    if (!pool().add_use(block)) throw py::error_already_set();
+    if (!pool().add_uses(block, 1)) throw py::error_already_set();
+  }
+  // Takes back what add_use() has done, as far as the block lets it.
+  void drop_use(PyObject* block) const {
+    if (!pool().add_uses(block, -1)) PyErr_WriteUnraisable(block);
   }
   py::list objects(const std::vector<Block>& numbers) const {
     py::list made(numbers.size());
@@ -138,9 +143,15 @@ struct Queue {
 
   void touch(const Items& blocks) {
     const auto [free, used] = pool.by_use(blocks);
-    order().remove(free);
+    size_t counted = 0;
+    try {
+      for (; counted < blocks.size(); ++counted) pool.add_use(blocks[counted]);
+      order().remove(free);
+    } catch (...) {
+      while (counted > 0) pool.drop_use(blocks[--counted]);
+      throw;
+    }
     hit_in_use(used);
-    for (size_t at = 0; at < blocks.size(); ++at) pool.add_use(blocks[at]);
   }
   virtual void hit_in_use(const std::vector<Block>&) {}
 

@@ -138,7 +138,7 @@ int contains_key(PyObject* self, PyObject* given) {
   return number != CachedBlocks::kNone && cache.copies(number) > 0;
 }
 
-// Where objects of a type keep an attribute: in a slot, if the type has slots; 0 if not.
+// Where objects of a type keep an attribute: in a slot of its own, if it has one; 0 if not.
 Py_ssize_t slot_of(PyTypeObject* type, const char* name) {
   PyObject* const found = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name);
   if (found == nullptr) {
@@ -146,7 +146,7 @@ Py_ssize_t slot_of(PyTypeObject* type, const char* name) {
     return 0;
   }
   Py_ssize_t at = 0;
-  if (Py_IS_TYPE(found, &PyMemberDescr_Type)) {
+  if (Py_IS_TYPE(found, &PyMemberDescr_Type) && PyType_IsSubtype(type, PyDescr_TYPE(found))) {
     const PyMemberDef* const member = reinterpret_cast<PyMemberDescrObject*>(found)->d_member;
     if (member->type == T_OBJECT_EX) at = member->offset;
   }
@@ -197,10 +197,9 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
 }
 
 int let_go(PyObject* self) {
-  PyObject* const empty = PyTuple_New(0);
-  PyObject* const held = pool_of(self).blocks;
-  pool_of(self).blocks = empty;
-  Py_XDECREF(held);
+  PoolBlocks& pool = pool_of(self);
+  pool.id_at = pool.uses_at = pool.null_at = 0;  // the type may go away, too
+  Py_XDECREF(std::exchange(pool.blocks, PyTuple_New(0)));
   return 0;
 }
 
@@ -266,17 +265,22 @@ bool PoolBlocks::read_uses(PyObject* block, Py_ssize_t& uses) const {
   return uses != -1 || PyErr_Occurred() == nullptr;
 }
 
-bool PoolBlocks::add_use(PyObject* block) const {
+bool PoolBlocks::add_uses(PyObject* block, Py_ssize_t more) const {
   Py_ssize_t uses = 0;
-  PyObject* const more = read_uses(block, uses) ? PyLong_FromSsize_t(uses + 1) : nullptr;
-  if (more == nullptr) return false;
+  if (!read_uses(block, uses)) return false;
+  if (__builtin_add_overflow(uses, more, &uses)) {
+    PyErr_SetString(PyExc_OverflowError, "too many uses of a block");
+    return false;
+  }
+  PyObject* const after = PyLong_FromSsize_t(uses);
+  if (after == nullptr) return false;
   if (uses_at > 0 && Py_IS_TYPE(block, type)) {
-    PyObject* const before = std::exchange(slot(block, uses_at), more);
+    PyObject* const before = std::exchange(slot(block, uses_at), after);
     Py_XDECREF(before);
     return true;
   }
-  const int failed = PyObject_SetAttrString(block, "ref_cnt", more);
-  Py_DECREF(more);
+  const int failed = PyObject_SetAttrString(block, "ref_cnt", after);
+  Py_DECREF(after);
   return failed == 0;
 }
 

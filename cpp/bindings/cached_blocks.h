@@ -27,11 +27,11 @@ struct PoolBlocks {
   }
   // kNoBlock with an exception set for what is no block of this pool.
   statecache::Block number(PyObject* block) const;
-  // How many requests use a block, its `ref_cnt`. Whether it could be read; sets an exception if
-  // not.
+  // How many requests use a block, its `ref_cnt`. Returns whether it could be read; sets an
+  // exception if not.
   bool read_uses(PyObject* block, Py_ssize_t& uses) const;
-  // Whether one more could be noted; sets an exception if not.
-  bool add_use(PyObject* block) const;
+  // Whether `more` could be added; sets an exception if not.
+  bool add_uses(PyObject* block, Py_ssize_t more) const;
   // Whether `block` stands for none; -1 with an exception set if that cannot be read.
   int is_null(PyObject* block) const;
 

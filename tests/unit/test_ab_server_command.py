@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,8 @@ from ab_servers import ASKING, PROGRAM, WORK, attached, plan, result_of
 from replay_support import COMMAND, assert_one_line, run, with_default_signals
 from stand_in_server import standing_in
 from statecache.ab.plans import read_plan
+from statecache.ab.server import Server
+from statecache.ab.server_arm import ServerArm, ServerSettings
 from statecache.errors import SettingsError
 
 
@@ -162,6 +165,46 @@ def test_an_interrupt_ends_the_servers_and_leaves_complete_files(
     assert len(raw) == 12 * len(result["runs"])
 
 
+@pytest.mark.parametrize("when", ["it is launched", "it is ended"])
+def test_an_interrupt_leaves_no_server_that_nobody_knows_of(
+    monkeypatch: pytest.MonkeyPatch, when: str, tmp_path: Path
+) -> None:
+    """It comes when the process runs and `Popen` has not returned, or before the last blow.
+
+    The server does not end when it is asked to.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+    popen, killpg = subprocess.Popen, os.killpg
+
+    def launched(*given: Any, **more: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*given, **more))
+        if when == "it is launched":
+            signal.raise_signal(signal.SIGINT)
+        return started[-1]
+
+    def killed(pid: int, number: int) -> None:
+        if when == "it is ended" and number == signal.SIGKILL:
+            signal.raise_signal(signal.SIGINT)
+        killpg(pid, number)
+
+    monkeypatch.setattr("statecache.ab.server_process.subprocess.Popen", launched)
+    monkeypatch.setattr("statecache.ab.server_process.os.killpg", killed)
+    monkeypatch.setattr("statecache.ab.server_process._END_SECONDS", 0.2)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    command = "/bin/sh -c 'trap \"\" TERM; sleep 1000; exit' {port}"
+    arm = ServerArm(name="a", command=command, start_seconds=0.3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Server(arm, ServerSettings(), tmp_path / "log", "").start(1)
+        (one,) = started
+        assert one.poll() is not None
+    finally:
+        signal.signal(signal.SIGINT, before)
+        for one in started:
+            with suppress(ProcessLookupError):
+                killpg(one.pid, signal.SIGKILL)
+
+
 def _wait_until(true: Any) -> None:
     deadline = time.monotonic() + 60
     while not true():
@@ -180,6 +223,14 @@ def test_what_cannot_be_reached_or_started_is_one_line(tmp_path: Path) -> None:
         used = ("--arm", f"c:url={nobody},command=vllm serve")
         done = run("ab", *used, *attached("b", nobody), cwd=tmp_path)
         assert_one_line(done, f"arm c: port {port} is in use")
+    secret = nobody.replace("//", "//user:pass@word@")
+    done = run("ab", *attached("a", secret), *attached("b", nobody), cwd=tmp_path)
+    assert_one_line(done, f"arm a: {nobody.replace('//', '//***@')} cannot be reached (Client")
+    odd = ("--arm", "a:url=http://\u00ad:1")
+    done = run("ab", *odd, *attached("b", nobody), cwd=tmp_path)
+    assert_one_line(done, "arm a: url: Host '\\xad' cannot contain")
+    zero = plan(tmp_path, a="vllm \\u0000 {port}", b="x {port}")
+    assert_one_line(run("ab", zero, cwd=tmp_path), "arm a: cannot start vllm (embedded null byte)")
     missing = plan(tmp_path, a="/nowhere/vllm serve {port}", b="x {port}")
     assert_one_line(run("ab", missing, cwd=tmp_path), "arm a: cannot start /nowhere/vllm (No such")
     stops = plan(tmp_path, a="/bin/sh -c 'echo no such model; exit 3' {port}", b="x {port}")
@@ -190,6 +241,8 @@ def test_what_cannot_be_reached_or_started_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "blocked" / "server-a.log").mkdir(parents=True)
     done = run("ab", stops, "-o", "blocked", cwd=tmp_path)
     assert_one_line(done, "arm a: blocked/server-a.log cannot be written (Is a directory)")
+    other = plan(tmp_path, a=f"{sys.executable} -m http.server {{port}}", b="x {port}")
+    assert_one_line(run("ab", other, "-o", "out", cwd=tmp_path), "arm a: status 404: ")
     slow = plan(tmp_path, a="sleep 1000 {port}", b="x {port}")
     slow.write_text(slow.read_text().replace("[[arms]]", "[[arms]]\nstart_seconds = 0.5"))
     done = run("ab", slow, "-o", "out", cwd=tmp_path)
@@ -222,6 +275,7 @@ BAD: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "quote": (["a:command='{port}"], {}, "arm a: command cannot be read (No closing quotat"),
     "url": (["a:url=localhost:8000"], {}, "arm a: url 'localhost:8000' is not like http://"),
     "bad port": (["a:url=http://h:x"], {}, "arm a: url 'http://h:x' is not like http://"),
+    "user": (["a:url=http://u:p@q@h:x"], {}, "arm a: url 'http://***@h:x' is not like http://"),
     "field": ([f"{URL},slots=3"], {}, "arm b: Object contains unknown field `slots`"),
     "vocabulary": ([f"{URL},vocabulary=9"], {}, "arm b: vocabulary 9 must be 64 or more"),
     "key": ([f"{URL},key_variable=sk-1"], {}, "arm b: key_variable is no name of an environment"),

@@ -229,6 +229,80 @@ def test_uses_are_counted_on_blocks_without_slots_and_beyond_small_numbers():
         assert queue.get_all_free_blocks() == blocks[1:]
 
 
+@pytest.mark.parametrize("name", ["append_n", "touch"])
+def test_a_list_that_a_block_changes_when_it_is_asked_is_read_as_it_was(name):
+    """The first of 1,000 blocks empties the list, and its memory is used for something else."""
+    given, other = [], []
+
+    class Emptying:
+        is_null = False
+
+        def __init__(self, number):
+            self.number, self.ref_cnt = number, 0
+
+        @property
+        def block_id(self):
+            if given:
+                given.clear()
+                other.extend(bytearray(8_000) for _ in range(100))
+            return self.number
+
+    blocks = [Emptying(number) for number in range(1000)]
+    queue = StockQueue(CachedBlocks(blocks))
+    if name == "touch":
+        queue.append_n(blocks)
+    given += blocks
+    getattr(queue, name)(given)
+    assert given == []
+    assert queue.num_free_blocks == (0 if name == "touch" else 1000)
+    assert {block.ref_cnt for block in blocks} == {1 if name == "touch" else 0}
+
+
+@pytest.mark.parametrize("make", [reuse, stock, gds])
+def test_a_use_that_cannot_be_counted_takes_back_the_others(make):
+    """Block 0 is in use, 1 and 2 are free; 3 is in use as often as can be counted."""
+    pool = make(5)
+    pool.allocate(1)
+    pool.queue.remove(pool.blocks[3])
+    pool.blocks[3].ref_cnt = 2**63 - 1
+    with pytest.raises(OverflowError, match="too many uses of a block"):
+        pool.queue.touch(pool.blocks[:4])
+    assert [block.ref_cnt for block in pool.blocks] == [1, 0, 0, 2**63 - 1, 0]
+    assert order(pool) == [1, 2, 4]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_block_that_refuses_its_count_takes_back_the_others():
+    """Of 4 blocks the third one fails; the first one then cannot be taken back, and is told of."""
+
+    class Refusing:
+        is_null, refuses = False, ()
+
+        def __init__(self, number):
+            self.block_id, self.uses = number, 0
+
+        @property
+        def ref_cnt(self):
+            return self.uses
+
+        @ref_cnt.setter
+        def ref_cnt(self, uses):
+            if uses in self.refuses:
+                raise OSError("not today")
+            self.uses = uses
+
+    blocks = [Refusing(number) for number in range(4)]
+    queue = StockQueue(CachedBlocks(blocks))
+    queue.append_n(blocks)
+    blocks[2].refuses = (1,)
+    for refuses, uses in (((), [0, 0, 0, 0]), ((0,), [1, 0, 0, 0])):
+        blocks[0].refuses = refuses
+        with pytest.raises(OSError, match="not today"):
+            queue.touch(blocks)
+        assert [block.uses for block in blocks] == uses
+        assert queue.get_all_free_blocks() == blocks
+
+
 @pytest.mark.parametrize("make", [reuse, stock, gds])
 def test_after_a_reset_no_block_has_a_key(make):
     pool = make(3)

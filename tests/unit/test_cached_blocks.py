@@ -98,6 +98,22 @@ def test_a_block_whose_number_is_gone_is_refused():
     assert len(cached) == 0
 
 
+def test_a_number_that_another_class_keeps_is_read_as_python_reads_it():
+    """In `Other` it lies where `Odd` has something else, a number that would be right."""
+
+    class Other:
+        __slots__ = ("block_id",)
+
+    class Odd:
+        __slots__ = ("something",)
+        block_id = Other.block_id
+
+    odd = Odd()
+    odd.something = 0
+    with pytest.raises(TypeError, match="doesn't apply to a 'Odd' object"):
+        CachedBlocks([odd]).insert(b"a", odd)
+
+
 def test_blocks_outlive_the_list_and_go_with_the_map():
     blocks = [Block(0)]
     cached, alive = CachedBlocks(blocks), weakref.ref(blocks[0])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -16,6 +15,7 @@ from rich.progress import Progress
 
 from statecache.ab.bench import Bench, Trial
 from statecache.ab.experiments import EXPERIMENTS, Experiment
+from statecache.ab.interrupts import ignore_interrupts, interrupts_put_off
 from statecache.ab.page import report_page
 from statecache.ab.plans import read_plan, trial_of
 from statecache.ab.result import (
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ab_command"]
 
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SAID_SECONDS = 60
 _REQUESTS, _RESULT, _PAGE = "requests.jsonl.gz", "result.json", "report.html"
 
@@ -146,14 +145,14 @@ def _run(trial: Trial, folder: Path) -> None:
         ):
             try:
                 for run, played in bench.runs():
-                    with _interrupts_put_off():
+                    with interrupts_put_off():  # written whole and counted, or neither
                         raw.add(run, played)
                         runs.append(run)
                     advance(run.cell)
             except BaseException as error:  # also a fault: what was measured is kept
                 ended = error
             finally:
-                _ignore_interrupts()
+                ignore_interrupts()
     finally:
         bench.close()
     result = Result(
@@ -197,30 +196,6 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingsError(f"--output: {folder} cannot be made ({error.strerror})") from error
-
-
-def _ignore_interrupts() -> None:
-    """Let what was measured be written in peace."""
-    for number in _INTERRUPTS:
-        with suppress(ValueError):  # not in the main thread
-            signal.signal(number, signal.SIG_IGN)
-
-
-@contextmanager
-def _interrupts_put_off() -> Iterator[None]:
-    """Let a run be written whole and counted, or neither: what interrupts comes afterwards."""
-    came: list[int] = []
-    before: dict[signal.Signals, Any] = {}
-    try:
-        with suppress(ValueError):  # not in the main thread
-            for number in _INTERRUPTS:
-                before[number] = signal.signal(number, lambda number, _frame: came.append(number))
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for one in came:
-            signal.raise_signal(one)
 
 
 @contextmanager

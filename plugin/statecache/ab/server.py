@@ -12,6 +12,7 @@ import msgspec
 from statecache.ab.answers import Answered, Answers
 from statecache.ab.block_tokens import BlockTokens
 from statecache.ab.cache import ArmError
+from statecache.ab.interrupts import interrupts_put_off
 from statecache.ab.process_memory import MemoryWatch
 from statecache.ab.prompts import Prompts
 from statecache.ab.server_client import Client, Question, RequestError
@@ -66,11 +67,12 @@ class Server:
 
         `longest` is how many tokens a request and its answer will have at most.
         """
-        if self._arm.command is not None:
-            self._process = ServerProcess(self._arm, self._log)
-            self._url = self._process.url
         self._starts += 1
         try:
+            if self._arm.command is not None:
+                with interrupts_put_off():  # or it would run and nobody know of it
+                    self._process = ServerProcess(self._arm, self._log)
+                self._url = self._process.url
             self.served = asyncio.run(self._get_ready(longest))
         except RequestError as error:
             problem = self._with_fate(str(error))
@@ -105,9 +107,9 @@ class Server:
     def close(self) -> None:
         """End it if it was launched; once it is ended this does nothing."""
         self.served = None
-        process, self._process = self._process, None
-        if process is not None:
-            process.close()
+        if self._process is not None:
+            self._process.close()
+            self._process = None
 
     async def _get_ready(self, longest: int) -> ServedModel:
         async with Client.connected(self._url, self._arm, "", _REPLY_SECONDS) as client:
@@ -117,7 +119,8 @@ class Server:
                 served = await served_model(client, self._arm)
             except RequestError as error:
                 if self._process is None:
-                    raise RequestError(f"{self._url} cannot be reached ({error})") from error
+                    url = self._arm.without_keys().url
+                    raise RequestError(f"{url} cannot be reached ({error})") from error
                 raise
         if served.most_tokens is not None and longest > served.most_tokens:
             raise self._arm.error(
@@ -134,6 +137,8 @@ class Server:
             except RequestError as error:
                 if str(error).startswith(("status 401", "status 403")):  # it is there
                     raise
+                if str(error).startswith("status 404"):  # so is this one: what it knows is asked
+                    return
                 if not process.alive:
                     raise RequestError("it did not start") from error
                 if time.monotonic() > end:

@@ -78,15 +78,23 @@ class Client:
     async def connected(
         cls, url: str, arm: ServerArm, model: str, seconds: float
     ) -> AsyncIterator[Client]:
-        """Ask `model` at `url`; a request that takes longer than `seconds` fails."""
+        """Ask `model` at `url`; a request that takes longer than `seconds` fails.
+
+        Raises `RequestError` if there can be no such URL.
+        """
         key = arm.key()
-        async with aiohttp.ClientSession(
-            base_url=url.rstrip("/").removesuffix("/v1") + "/",
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=seconds),
-            read_bufsize=_READ_BYTES,
-            headers={"Authorization": f"Bearer {key}"} if key else None,
-        ) as http:
+        connector = aiohttp.TCPConnector(limit=0)
+        try:
+            session = aiohttp.ClientSession(
+                base_url=url.rstrip("/").removesuffix("/v1") + "/",
+                connector=connector,
+                timeout=aiohttp.ClientTimeout(total=seconds),
+                read_bufsize=_READ_BYTES,
+                headers={"Authorization": f"Bearer {key}"} if key else None,
+            )
+        except ValueError as error:
+            raise RequestError(f"url: {error}") from error
+        async with session as http:
             yield cls(http, arm, model, seconds)
 
     async def get(self, path: str) -> bytes:

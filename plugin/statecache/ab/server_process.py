@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from statecache.ab.interrupts import interrupts_put_off
 from statecache.errors import on_one_line
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class ServerProcess:
                 )
             except OSError as error:
                 raise arm.error(f"cannot start {words[0]} ({error.strerror})") from error
+            except ValueError as error:  # a zero byte
+                raise arm.error(f"cannot start {words[0]} ({error})") from error
 
     @property
     def pid(self) -> int:
@@ -81,8 +84,9 @@ class ServerProcess:
                 while self.alive and time.monotonic() < end:
                     time.sleep(0.05)
         finally:  # children too, also when its parent is gone or the wait was interrupted
-            self._signal(signal.SIGKILL)
-            self._process.wait()
+            with interrupts_put_off():
+                self._signal(signal.SIGKILL)
+                self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):

@@ -63,7 +63,7 @@ def drive(run, caplog):
     ("name", "after"),
     [
         *itertools.product(("popleft_n", "append_n", "prepend_n", "unhashed"), (False, True)),
-        ("touch", False),  # it counts uses, which is the last it does and cannot be done twice
+        ("touch", False),  # what has counted uses must not be done again
     ],
 )
 @pytest.mark.parametrize("order", QUEUES)
@@ -79,6 +79,24 @@ def test_a_queue_that_fails_is_replaced_by_vllms_own(
     assert isinstance(one.pool.free_block_queue, FreeKVCacheBlockQueue)
     assert one.scheduler.kv_cache_manager.reset_prefix_cache()
     one.check()
+
+
+@pytest.mark.parametrize("order", ["reuse", "gds"])
+def test_a_hit_that_fails_in_the_middle_is_counted_once(model, order):
+    """Block 5 is free and 6 in use, as often as the plugin can count: vLLM's own goes on."""
+    one = Run(model, blocks=40, plugin={"block_order": order})
+    free, used, null = one.pool.blocks[5], one.pool.blocks[6], one.pool.null_block
+    nulls = null.ref_cnt
+    one.pool.touch([used])
+    used.ref_cnt = 2**63 - 1
+    one.pool.touch([free, null, used, free])
+    assert (free.ref_cnt, used.ref_cnt, null.ref_cnt) == (2, 2**63, nulls + 1)
+    assert one.planner.guard.anomalies == 1
+    assert isinstance(one.pool.free_block_queue, FreeKVCacheBlockQueue)
+    one.pool.touch([free])
+    assert free.ref_cnt == 3
+    listed = one.pool.free_block_queue.get_all_free_blocks()
+    assert [block.block_id for block in listed] == [*range(1, 5), *range(7, 40)]
 
 
 @pytest.mark.parametrize("after", [False, True])
