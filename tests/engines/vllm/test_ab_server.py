@@ -10,7 +10,7 @@ from statecache.ab.workloads import Workload
 
 FLAGS = "--dtype bfloat16 --enforce-eager --block-size 32 --max-model-len 1024 --max-num-seqs 4"
 FLAGS += " --max-num-batched-tokens 256 --num-gpu-blocks-override 200 --seed 0"
-FLAGS += " --enable-prompt-tokens-details"
+FLAGS += " --enable-prompt-tokens-details --mamba-ssm-cache-dtype bfloat16"
 
 
 VARIABLES = "VLLM_ENABLE_V1_MULTIPROCESSING=1 VLLM_LOGGING_LEVEL=INFO"
