@@ -45,10 +45,10 @@ from vllm.distributed.kv_events import (  # noqa: E402
 
 from statecache.generate import AgentWorkload, agent_lines  # noqa: E402
 
-WORKLOAD = AgentWorkload(sessions=12, turns=8, seed=0)
-BLOCK, BLOCKS, ANSWER_TOKENS = 32, 200, 8
+WORKLOAD = AgentWorkload(sessions=8, turns=8, seed=0)
+BLOCK, BLOCKS, ANSWER_TOKENS = 32, 264, 8
 # A state is 411,648 bytes in three blocks of 137,216, and 122,880 bytes in int8.
-SLOTS, POOL_BLOCKS = 25, 23
+SLOTS, POOL_BLOCKS = 33, 30
 ON = ("--kv-cache-plugin", "statecache")
 INT8 = ("--statecache-int8", "--statecache-int8-slots", str(SLOTS))
 ARMS = {
