@@ -58,6 +58,8 @@ class StandIn:
         self.at_once = self.most_at_once = 0
         self.url = ""
         self._known: set[tuple[int, ...]] = set()
+        self._shown: dict[str, int] | None = None
+        self._asked = 0
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=2**24, middlewares=[self._guarded])
@@ -80,14 +82,27 @@ class StandIn:
         names = METRICS.get(self.metrics)
         if names is None:
             return web.Response(status=404)
-        values = [self.counted["requests"], self.counted["prompt_tokens"]]
-        values += [self.counted["hit_tokens"], 2 * values[0], 3 * values[0]]
+        counted = self._counted_so_far()
+        if counted is None:
+            return web.Response(text="sglang:max_running_requests 8\n")
+        values = [counted["requests"], counted["prompt_tokens"]]
+        values += [counted["hit_tokens"], 2 * values[0], 3 * values[0]]
         return web.Response(
             text="".join(
                 f'# TYPE {name} counter\n{name}{{engine="x",reason="a"}} {value}.0\n'
                 for name, value in zip(names, values, strict=False)
             )
         )
+
+    def _counted_so_far(self) -> dict[str, int] | None:
+        """What is shown; "behind" shows a change when it has been asked for four times."""
+        if self.mode != "behind":
+            return self.counted
+        if self._shown != self.counted:
+            self._asked += 1
+            if self._asked == 4:
+                self._shown, self._asked = dict(self.counted), 0
+        return self._shown
 
     async def _health(self, _request: web.Request) -> web.Response:
         return web.Response(text="OK")

@@ -85,6 +85,18 @@ def test_counters_and_memory_of_a_run(tmp_path: Path) -> None:
     assert not measures & {"token_hit_rate", "missed_by_state_tokens", "peak_resident_mib"}
 
 
+def test_counters_that_come_late_are_waited_for(tmp_path: Path) -> None:
+    """Twelve requests of 16 tokens. At first nothing is counted, and after them as before."""
+    with standing_in("behind", metrics="sglang") as a, standing_in(metrics="sglang") as b:
+        two = (*attached("a", a.url), *attached("b", b.url))
+        done = run("ab", *two, *ASKING, "--repeats", 1, "-o", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for one in result_of(tmp_path / "out")["runs"]:
+        found = one["counters"]
+        assert (found["source"], found["requests"]) == ("sglang", 12)
+        assert (found["prompt_tokens"], found["hit_tokens"]) == (192, 64)
+
+
 def test_all_requests_that_fail_are_an_error_rate_of_one(tmp_path: Path) -> None:
     """Four requests; the first, which is the warm-up, is answered."""
     work = "distinct-prefixes:count=4,rounds=1,prefix_tokens=512,own_tokens=512,loop=closed"

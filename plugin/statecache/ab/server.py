@@ -17,7 +17,12 @@ from statecache.ab.process_memory import MemoryWatch
 from statecache.ab.prompts import Prompts
 from statecache.ab.server_client import Client, Question, RequestError
 from statecache.ab.server_load import at_their_times, session_by_session
-from statecache.ab.server_metrics import counters_between, read_counters
+from statecache.ab.server_metrics import (
+    counted_tokens,
+    counters_between,
+    is_of_an_engine,
+    read_counters,
+)
 from statecache.ab.server_model import ServedModel, served_model
 from statecache.ab.server_process import ServerProcess
 from statecache.trace import BLOCK_TOKENS
@@ -175,20 +180,28 @@ class Server:
         answers: bool,
     ) -> Answers:
         prompts = Prompts(self._tokens(served, f"seed {seed}"), asked, answers=answers)
-        before = await self._counters()
+        before = await self._counters(0)
         answered = await self._play(served, workload, asked, prompts, answers)
+        if not before:
+            return Answers(answered, None)
         tokens = sum(one.prompt_tokens for one in answered if one.error is None)
-        counters = counters_between(before, await self._counters(), tokens) if before else None
-        return Answers(answered, counters)
+        after = await self._counters(tokens + (counted_tokens(before) or 0))
+        return Answers(answered, counters_between(before, after, tokens))
 
-    async def _counters(self) -> dict[str, float]:
-        """Return what `/metrics` counts, once it stands still; nothing where it cannot be read."""
+    async def _counters(self, least: float) -> dict[str, float]:
+        """Return what `/metrics` counts, once it stands still with `least` prompt tokens or more.
+
+        That may take some seconds on a busy machine. Nothing where it cannot be read.
+        """
         found: dict[str, float] = {}
         with suppress(RequestError):
             async with Client.connected(self._url, self._arm, "", _REPLY_SECONDS) as client:
                 for _ in range(_METRICS_READINGS):
-                    read = read_counters((await client.get("metrics")).decode(errors="replace"))
-                    if not read or read == found:
+                    text = (await client.get("metrics")).decode(errors="replace")
+                    read = read_counters(text)
+                    tokens = counted_tokens(read)
+                    still = tokens is not None and read == found and tokens >= least
+                    if still or not is_of_an_engine(text):
                         return read
                     found = read
                     await asyncio.sleep(_METRICS_SECONDS)

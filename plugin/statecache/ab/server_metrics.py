@@ -11,7 +11,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Counters", "counters_between", "read_counters"]
+__all__ = ["Counters", "counted_tokens", "counters_between", "is_of_an_engine", "read_counters"]
 
 # By source, best first: field and metric. The engines' own are those of vLLM 0.32, SGLang 0.5.23.
 _SOURCES = {
@@ -70,6 +70,19 @@ def read_counters(text: str) -> dict[str, float]:
             with suppress(ValueError):
                 found[name] = found.get(name, 0) + float(value)
     return {name: value for name, value in found.items() if 0 <= value < _MOST}
+
+
+def counted_tokens(counters: Mapping[str, float]) -> float | None:
+    """Return the prompt tokens of the best source that counted some; None if there is none yet."""
+    for fields in _SOURCES.values():
+        if fields["prompt_tokens"] in counters:
+            return counters[fields["prompt_tokens"]]
+    return None
+
+
+def is_of_an_engine(text: str) -> bool:
+    """Whether the text of `/metrics` is of an engine, which may not have counted anything yet."""
+    return re.search("^(vllm:|sglang:|statecache_)", text, re.MULTILINE) is not None
 
 
 def _is_another_rank(name: str, labels: str) -> bool:

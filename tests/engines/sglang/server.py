@@ -85,13 +85,15 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _wait_until_ready(process: subprocess.Popen, log: Path) -> None:
+def _wait_until_ready(process: subprocess.Popen, log: Path, port: int) -> None:
     end = time.monotonic() + READY_SECONDS
     while time.monotonic() < end:
         if process.poll() is not None:
             raise RuntimeError(f"the server stopped with {process.returncode}: {tail(log)}")
+        # That it is fired up is said a moment before it listens.
         if "The server is fired up" in log.read_text(errors="replace"):
-            return
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
+                return
         time.sleep(0.3)
     raise TimeoutError(f"not ready after {READY_SECONDS} s: {tail(log)}")
 
@@ -113,7 +115,7 @@ def running(model: Path, log: Path, *flags: str, start=LAUNCH, **variables: str)
             start_new_session=True,
         )
     try:
-        _wait_until_ready(process, log)
+        _wait_until_ready(process, log, port)
         yield Server(port, log)
     finally:
         if process.poll() is None:
