@@ -127,7 +127,7 @@ def words_of(command: str, url: str, trace: Path, folder: Path) -> list[str]:
     text = text.replace("fit FILE.csv", "fit measured.csv").replace("replay FILE", "replay TRACE")
     text = text.replace("file=FILE", "file=TRACE").replace("--trace FILE", "--trace TRACE")
     text = text.replace("--pool-blocks N,N", "--pool-blocks 4096,8192")
-    # The engines are in another environment, whose tests run their part of an experiment.
+    # The engines are in another environment, whose tests play arms by their cache layers.
     text = re.sub(r"--engines core,\w+ --python ENGINES_PYTHON", "--engines core", text)
     words = shlex.split(text.partition(" | ")[0])
     programs = {"statecache": [COMMAND], "python": [sys.executable]}

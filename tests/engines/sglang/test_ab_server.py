@@ -1,14 +1,13 @@
 """The driver `server` of `statecache ab` on two real servers, with the plugin and without."""
 
-import json
 import shlex
 
 import server
 from tiny_model import make_tiny_model
 
+from conversations import conversations
 from statecache.ab.bench import Bench, Cell, Trial
 from statecache.ab.server_arm import ServerArm, ServerSettings
-from statecache.ab.workloads import Workload
 
 KEY = "k3y-of-the-test"
 VARIABLES = ("PYTHONPATH", "SGLANG_USE_CPU_ENGINE", "OMP_NUM_THREADS", "HF_HUB_OFFLINE")
@@ -21,19 +20,6 @@ def arm(name, model, *flags):
     return ServerArm(
         name=name, command=f"{shlex.join(words)} --port {{port}}", key_variable="SGLANG_TEST_KEY"
     )
-
-
-def conversations(folder):
-    """Two sessions of four turns on one prefix of two blocks; each turn adds a block."""
-    path = folder / "trace.jsonl"
-    with path.open("w") as file:
-        for turn in range(1, 5):
-            for session in (100, 200):
-                blocks = [1, 2, *range(session, session + turn)]
-                line = {"session_id": session, "timestamp": turn, "output_length": 4}
-                line |= {"input_length": 512 * len(blocks), "hash_ids": blocks}
-                file.write(json.dumps(line) + "\n")
-    return Workload(kind="trace", file=str(path), loop="closed", at_once=2)
 
 
 def test_two_servers_with_a_key_are_asked_in_turn(tmp_path, monkeypatch):

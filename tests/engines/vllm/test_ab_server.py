@@ -1,12 +1,11 @@
 """The driver `server` of `statecache ab` on two real servers, with the plugin and without."""
 
-import json
 import sys
 from pathlib import Path
 
+from conversations import conversations
 from statecache.ab.bench import Bench, Cell, Trial
 from statecache.ab.server_arm import ServerArm, ServerSettings
-from statecache.ab.workloads import Workload
 
 FLAGS = "--dtype bfloat16 --enforce-eager --block-size 32 --max-model-len 1024 --max-num-seqs 4"
 FLAGS += " --max-num-batched-tokens 256 --num-gpu-blocks-override 200 --seed 0"
@@ -19,19 +18,6 @@ VARIABLES = "VLLM_ENABLE_V1_MULTIPROCESSING=1 VLLM_LOGGING_LEVEL=INFO"
 def arm(name, model, flags):
     vllm = f"env {VARIABLES} {sys.executable} {Path(sys.executable).with_name('vllm')}"
     return ServerArm(name=name, command=f"{vllm} serve {model} --port {{port}} {FLAGS} {flags}")
-
-
-def conversations(folder):
-    """Two sessions of four turns on one prefix of two blocks; each turn adds a block."""
-    path = folder / "trace.jsonl"
-    with path.open("w") as file:
-        for turn in range(1, 5):
-            for session in (100, 200):
-                blocks = [1, 2, *range(session, session + turn)]
-                line = {"session_id": session, "timestamp": turn, "output_length": 4}
-                line |= {"input_length": 512 * len(blocks), "hash_ids": blocks}
-                file.write(json.dumps(line) + "\n")
-    return Workload(kind="trace", file=str(path), loop="closed", at_once=2)
 
 
 def test_two_servers_are_asked_in_turn_and_end(model, tmp_path):

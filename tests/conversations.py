@@ -1,0 +1,19 @@
+"""A small workload of two sessions for the servers of both engines."""
+
+import json
+from pathlib import Path
+
+from statecache.ab.workloads import Workload
+
+
+def conversations(folder: Path) -> Workload:
+    """Two sessions of four turns on one prefix of two blocks; each turn adds a block."""
+    path = folder / "trace.jsonl"
+    with path.open("w") as file:
+        for turn in range(1, 5):
+            for session in (100, 200):
+                blocks = [1, 2, *range(session, session + turn)]
+                line = {"session_id": session, "timestamp": turn, "output_length": 4}
+                line |= {"input_length": 512 * len(blocks), "hash_ids": blocks}
+                file.write(json.dumps(line) + "\n")
+    return Workload(kind="trace", file=str(path), loop="closed", at_once=2)
