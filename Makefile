@@ -16,7 +16,7 @@ export PATH := $(abspath $(RUN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: all test test-quick lint test-cpp test-py test-engines engines tally install system bench soak demo fuzz sanitized test-sanitized wheel clean
+.PHONY: all test test-quick lint test-cpp test-py test-engines engines tally install system bench soak demo fuzz sanitized test-sanitized wheel other-torch clean
 all: test
 
 test: lint test-cpp test-sanitized test-py test-engines tally
@@ -155,6 +155,16 @@ wheel: $(VENV)/.ready
 	STATECACHE_OPS=ON $(PY) -m pip wheel -q --no-build-isolation --no-deps -w dist .
 	for wheel in dist/*.whl; do $(PY) tests/packaging/wheel_contents.py $$wheel >$$wheel.cdx.json || exit 1; done
 	@ls -l dist
+
+# The copies of that wheel under another torch than the one it was built with: torch's stable ABI.
+OTHER_TORCH := 2.14.1
+COPIES_TESTS := tests/unit/test_checkpoint_copies.py tests/unit/test_checkpoint_pool.py \
+  tests/unit/test_checkpoint_reference.py tests/property/test_checkpoint_error.py tests/property/test_pools.py
+other-torch: wheel
+	rm -rf build/other-torch && $(PY) -m venv build/other-torch
+	build/other-torch/bin/python -m pip install -q torch==$(OTHER_TORCH) numpy pytest pytest-benchmark hypothesis dist/*.whl
+	build/other-torch/bin/python -c 'import torch; print("torch", torch.__version__)'
+	build/other-torch/bin/python -m pytest -q $(COPIES_TESTS)
 
 demo: install
 	mkdir -p out

@@ -9,6 +9,7 @@ import sysconfig
 import venv
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -68,19 +69,32 @@ def test_without_torch_the_index_alone_is_built_and_a_second_build_compiles_noth
         subprocess.run([python, "-I", "-c", f"import {package}; {package}.register"], check=True)
 
 
-@pytest.fixture(scope="module")
-def with_copies(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Return a folder with the wheel of this environment's torch, and the log of its build."""
+class Built(NamedTuple):
+    """A wheel of this environment's torch: the folder it lies in, and the log of its build."""
+
+    folder: Path
+    log: str
+    cuda: bool
+
+
+@pytest.fixture(scope="module", params=["OFF", "ON"], ids=["without CUDA", "with CUDA"])
+def with_copies(
+    request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Built:
     pytest.importorskip("torch")
+    cuda = request.param == "ON"
+    if cuda and not shutil.which("nvcc"):
+        pytest.skip("no CUDA compiler (nvcc) here")
     folder = tmp_path_factory.mktemp("wheel")
-    return folder, wheel(sys.executable, source, folder, "-C", "cmake.define.STATECACHE_CUDA=OFF")
+    option = f"cmake.define.STATECACHE_CUDA={request.param}"
+    return Built(folder, wheel(sys.executable, source, folder, "-C", option), cuda)
 
 
-def test_torch_of_the_environment_is_found_under_isolation(with_copies: tuple[Path, str]) -> None:
-    folder, log = with_copies
-    assert "checkpoint copies for torch 2." in log
-    assert "Downloading torch" not in log
-    assert "statecache/_checkpoint_ops.abi3.so" in names_in(folder)
+def test_torch_of_the_environment_is_found_under_isolation(with_copies: Built) -> None:
+    assert "checkpoint copies for torch 2." in with_copies.log
+    assert "Downloading torch" not in with_copies.log
+    assert "statecache/_checkpoint_ops.abi3.so" in names_in(with_copies.folder)
+    assert ("Building CUDA object" in with_copies.log) == with_copies.cuda
 
 
 # What of this environment torch needs to run; nothing that could build anything.
@@ -88,14 +102,12 @@ TORCH_NEEDS = ("torch", "torchgen", "typing_extensions.py", "sympy", "mpmath", "
 TORCH_NEEDS += ("markupsafe", "filelock", "fsspec", "numpy", "numpy.libs", "functorch")
 
 
-def test_the_wheel_works_where_there_is_no_compiler(
-    with_copies: tuple[Path, str], tmp_path: Path
-) -> None:
-    """A new environment, only its own programs on the PATH, torch linked in beside."""
+def test_the_wheel_works_where_there_is_no_compiler(with_copies: Built, tmp_path: Path) -> None:
+    """A new environment, only its own programs on the PATH, torch linked in beside, no CUDA."""
     home = tmp_path / "clean"
     python = home / "bin" / "python"
     venv.create(home, with_pip=True)
-    (path,) = with_copies[0].glob("*.whl")
+    (path,) = with_copies.folder.glob("*.whl")
     pip(python, "install", "--only-binary", ":all:", str(path))
     (packages,) = home.glob("lib/python*/site-packages")
     for name in TORCH_NEEDS:
@@ -132,19 +144,21 @@ assert float((back[1] - state[1]).abs().max()) <= float(scale.max()) / 2 * 1.000
     )
     assert "Traceback" not in done.stderr
     assert "copies of the checkpoint pool work" in done.stdout
+    kernels = "CUDA 80-real,90-real,100" if with_copies.cuda else "no CUDA kernels"
+    assert kernels in done.stdout
     assert done.returncode == 1, "no engine is there to work with, and all else is in order"
     problems = [line for line in done.stdout.splitlines() if "PROBLEM" in line]
     assert [line.split()[1] for line in problems] == ["engines"]
 
 
 def test_the_list_of_contents_names_every_file_and_what_was_compiled_in(
-    with_copies: tuple[Path, str],
+    with_copies: Built,
 ) -> None:
-    (path,) = with_copies[0].glob("*.whl")
+    (path,) = with_copies.folder.glob("*.whl")
     script = Path(__file__).parent / "wheel_contents.py"
     done = subprocess.run([sys.executable, script, path], capture_output=True, check=True)
     listed = {one["name"]: one for one in json.loads(done.stdout)["components"]}
-    assert sorted(listed) == sorted(names_in(with_copies[0]))
+    assert sorted(listed) == sorted(names_in(with_copies.folder))
     for one in listed.values():
         assert (ROOT / one["properties"][0]["value"]).exists()
     extensions = {
@@ -155,7 +169,7 @@ def test_the_list_of_contents_names_every_file_and_what_was_compiled_in(
     } == {
         "_index": ["pybind11", "libstdc++"],
         "_blocks": ["pybind11", "libstdc++"],
-        "_checkpoint_ops": ["torch", "libstdc++"],
+        "_checkpoint_ops": ["torch", "libstdc++", *["cuda-runtime"] * with_copies.cuda],
     }
 
 

@@ -45,6 +45,7 @@ NOT_RUN = {
     "make bench": "minutes of benchmarks, and no test is of time",
     "make fuzz": "half an hour; tests/fuzz and ctest run it for seconds",
     "make sanitized": "minutes: it builds the extensions anew",
+    "make other-torch": "installs several GB",
     "make soak": "hours; a form of seconds is a test of both engines",
     "make demo": "minutes; its first half is the two commands at the top of README",
     "python tests/bench/learned_table.py": "a minute on recorded traces; tests/golden holds them",
