@@ -16,7 +16,7 @@ export PATH := $(abspath $(RUN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: all test test-quick lint test-cpp test-py test-engines engines tally install system bench soak demo fuzz sanitized test-sanitized wheel other-torch clean
+.PHONY: all test test-quick lint test-cpp test-py test-engines test-sglang test-vllm engines tally install system bench soak demo fuzz sanitized test-sanitized wheel other-torch clean
 all: test
 
 test: lint test-cpp test-sanitized test-py test-engines tally
@@ -81,12 +81,13 @@ test-py: install
 	$(RUN)/pytest -n 2 --dist worksteal --junit-xml=$(REPORTS)/python.xml
 
 # The real engines on the CPU, in an environment of their own: their cache layers and whole servers,
-# one engine a core. What a suite prints is shown when it has ended.
-test-engines: engines
+# one engine after the other, its files shared out over two processes, the longest one first.
+test-engines: test-sglang test-vllm
+
+test-sglang test-vllm: test-%: engines
 	mkdir -p $(REPORTS)
-	printf '%s\n' sglang vllm | xargs -P 2 -I '{}' sh -c '$(ENGINES)/bin/python -m pytest \
-	  tests/engines/{} --junit-xml=$(REPORTS)/{}.xml >$(REPORTS)/{}.log 2>&1; ended=$$?; \
-	  cat $(REPORTS)/{}.log; exit $$ended'
+	$(ENGINES)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	  tests/engines/$*/test_server.py tests/engines/$* --junit-xml=$(REPORTS)/$*.xml
 
 # A million requests through the cache layers of both engines, each in several ways, one engine a
 # core; at most so many seconds an engine. `make test` has a form of it that takes some seconds.

@@ -2,39 +2,28 @@
 
 The engine's scheduler reports arrivals and ends; a thread of its own does all the work. A fault of
 the recording ends the recording, never a request.
-
-Each recording has a file of its own: where FILE.jsonl is there, a restarted server writes to
-FILE.2.jsonl, the next one to FILE.3.jsonl. Nothing is overwritten, and nothing appended: ids are
-hashes under a key that ends with its recording, so two of them in one file would share prompts that
-never were the same. All these files together keep to the size that was asked for.
 """
 
 from __future__ import annotations
 
-import fcntl
-import gzip
-import itertools
 import logging
-import os
 import queue
 import secrets
-import stat
 import threading
 import time
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from hashlib import blake2b
 from multiprocessing.util import Finalize
-from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
-from statecache.errors import SettingsError, on_one_line
-from statecache.settings import flag_of
+from statecache.errors import on_one_line
+from statecache.record_file import FullError, RecordFile
 from statecache.trace import BLOCK_TOKENS
 
-__all__ = ["BlockIds", "Ended", "TraceRecorder", "check_record_file"]
+__all__ = ["BlockIds", "Ended", "TraceRecorder"]
 
 _MIB = 1 << 20
 _FLUSH_BYTES = _MIB
@@ -104,117 +93,6 @@ def _spans_in(spans: Iterable[Span], block: int) -> bytes:
     return msgspec.json.encode(found) if found else b""
 
 
-def check_record_file(path: str) -> None:
-    """Raise `SettingsError` unless a recording can begin at `path`, or numbered beside it.
-
-    A device (/dev/null) is written to as it is.
-    """
-    flag, shown = flag_of("record"), on_one_line(path)
-    try:
-        there = Path(path).stat()
-    except FileNotFoundError:
-        there = None
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{flag}: {shown} cannot be written ({error})") from error
-    if there is not None and stat.S_ISCHR(there.st_mode):
-        return
-    if there is not None and not stat.S_ISREG(there.st_mode):
-        raise SettingsError(f"{flag}: {shown} is there and no file: name another one")
-    folder = Path(path).parent
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise SettingsError(f"{flag}: {on_one_line(str(folder))} is no directory to write to")
-
-
-def _names(path: str) -> Iterator[str]:
-    """Yield `path`, then the same with 2, 3, ... before its endings."""
-    yield path
-    folder, name = os.path.split(path)
-    stem, dot, endings = (name, "", "") if name.startswith(".") else name.partition(".")
-    for number in itertools.count(2):
-        yield os.path.join(folder, f"{stem}.{number}{dot}{endings}")  # noqa: PTH118 - as given
-
-
-def _opened(path: str) -> tuple[int, str, int]:
-    """Open the first of `_names` that is free: not there, or empty and nobody's.
-
-    Returns it, its name, and the bytes of those that are not free. Raises `OSError`.
-    """
-    taken = 0
-    for name in _names(path):
-        try:
-            file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o600)
-        except OSError:
-            if not Path(name).exists():
-                raise
-            continue  # no file, or nobody may write to it
-        try:
-            there = os.fstat(file)
-            if stat.S_ISCHR(there.st_mode):
-                return file, name, 0
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed
-            if there.st_size == 0:
-                return file, name, taken
-        except OSError:  # another server records there
-            pass
-        os.close(file)
-        taken += there.st_size
-    raise AssertionError("there is always one more name")
-
-
-class _FullError(Exception):
-    """The file has reached its size."""
-
-
-class _BoundedFile:
-    """Appends whole lines. What is written by one call is there as a whole, or nothing of it is.
-
-    With .gz each call makes a gzip member of its own, so that the file is sound at any time. The
-    earlier recordings beside it count in `most_bytes`.
-    """
-
-    def __init__(self, path: str, most_bytes: int) -> None:
-        check_record_file(path)
-        try:
-            self._file, self.name, self.taken = _opened(path)
-        except OSError as error:
-            what = f"{flag_of('record')}: {on_one_line(path)} cannot be written"
-            raise SettingsError(f"{what} ({error.strerror})") from error
-        self._packed = path.lower().endswith(".gz")
-        self._most_bytes = most_bytes - self.taken
-        self._bytes = 0
-
-    def append(self, lines: list[bytes]) -> int:
-        """Write `lines`, return how many. Raises `_FullError` once not all fit, and `OSError`."""
-        fitting = lines
-        data = self._pack(fitting)
-        while fitting and self._bytes + len(data) > self._most_bytes:
-            fitting = fitting[: len(fitting) // 2]
-            data = self._pack(fitting)
-        if fitting:
-            self._write(data)
-        if len(fitting) < len(lines):
-            raise _FullError
-        return len(lines)
-
-    def close(self) -> None:
-        os.close(self._file)
-
-    def _pack(self, lines: list[bytes]) -> bytes:
-        joined = b"".join(lines)
-        return gzip.compress(joined, 6, mtime=0) if self._packed else joined
-
-    def _write(self, data: bytes) -> None:
-        left = memoryview(data)
-        try:
-            while left:
-                left = left[os.write(self._file, left) :]
-        except OSError:
-            if len(left) < len(data):
-                os.ftruncate(self._file, self._bytes)
-            raise
-        self._bytes += len(data)
-
-
 class _Line(msgspec.Struct):
     """A request on its way into the file; `data` is None until it ended."""
 
@@ -250,7 +128,7 @@ class TraceRecorder:
         ids: BlockIds | None = None,
         observe: Observer | None = None,
     ) -> None:
-        self._file = None if path is None else _BoundedFile(path, most_mib * _MIB)
+        self._file = None if path is None else RecordFile(path, most_mib * _MIB)
         name = "" if self._file is None else on_one_line(self._file.name)
         self._what = f"the recording to {name}" if name else "the dry run"
         self._observe = observe
@@ -317,7 +195,7 @@ class TraceRecorder:
         try:
             self._record()
             self._log.info("statecache: %s ends after %d requests", self._what, self._written)
-        except (_FullError, OSError) as error:
+        except (FullError, OSError) as error:
             self._file_failed(error)
         except (AttributeError, OverflowError, TypeError, ValueError) as error:
             what = "statecache: a request is not as expected (%s); %s ends here"
@@ -331,7 +209,7 @@ class TraceRecorder:
             self._events = queue.SimpleQueue()  # nobody reads what came in the meantime
 
     def _file_failed(self, error: Exception) -> None:
-        if isinstance(error, _FullError):
+        if isinstance(error, FullError):
             what = "statecache: %s has reached %d MiB%s and ends here"
             earlier = " with those before it" if self._file is not None and self._file.taken else ""
             self._log.warning(what, self._what, self._most_mib, earlier)
@@ -403,10 +281,10 @@ class TraceRecorder:
         elif self._file is None:
             self._written += len(lines)
 
-    def _append(self, file: _BoundedFile, lines: list[bytes]) -> None:
+    def _append(self, file: RecordFile, lines: list[bytes]) -> None:
         try:
             self._written += file.append(lines)
-        except (_FullError, OSError) as error:
+        except (FullError, OSError) as error:
             if self._observe is None:
                 raise
             self._file_failed(error)  # the observer goes on

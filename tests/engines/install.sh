@@ -30,7 +30,7 @@ info.mkdir(exist_ok=True)
 (info / "INSTALLER").write_text("statecache tests\n")
 (info / "RECORD").write_text("")
 PYTHON
-  "$venv/bin/pip" install -q pytest==9.2.0 pytest-benchmark==5.3.1 pybind11==3.1.0 scikit-build-core==1.1.2 mypy==2.4.1 matplotlib==3.11.2
+  "$venv/bin/pip" install -q pytest==9.2.0 pytest-benchmark==5.3.1 pytest-xdist==3.8.0 pybind11==3.1.0 scikit-build-core==1.1.2 mypy==2.4.1 matplotlib==3.11.2
   touch "$stamp"
 fi
 STATECACHE_OPS=ON STATECACHE_CUDA=OFF "$venv/bin/pip" install -q --no-build-isolation --no-deps \

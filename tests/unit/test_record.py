@@ -18,7 +18,8 @@ from statecache.ab.workloads import Workload
 from statecache.cli import main
 from statecache.errors import SettingsError
 from statecache.plan import PrefixTree
-from statecache.record import BlockIds, Ended, TraceRecorder, check_record_file
+from statecache.record import BlockIds, Ended, TraceRecorder
+from statecache.record_file import check_record_file
 from statecache.trace import read_trace
 
 LOG = logging.getLogger("statecache.test")

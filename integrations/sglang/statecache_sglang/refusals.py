@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from statecache.errors import SettingsError
-from statecache.record import check_record_file
+from statecache.record_file import check_record_file
 
 if TYPE_CHECKING:
     from statecache.settings import Settings

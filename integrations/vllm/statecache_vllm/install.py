@@ -9,7 +9,7 @@ from typing import Any
 
 from statecache import seam
 from statecache.errors import SettingsError
-from statecache.record import check_record_file
+from statecache.record_file import check_record_file
 from statecache.settings import Settings
 from statecache_vllm import refusals, seam_table, seams
 from statecache_vllm.chunks import check_interval
