@@ -157,10 +157,10 @@ def test_once_closed_no_engine_is_started_for_the_arms_that_are_left(tmp_path: P
     """The thread of an engine that was ended hears of it as of one that died."""
     python = engine(tmp_path, f"{HELLO}; read job; exit 3")
     arms = [arm(python, name) for name in "ab"]
-    bench = Bench(
+    with Bench(
         Trial(name="t", cells=[Cell(name="c", workload=Workload(), arms=arms)], repeats=1)
-    )
-    bench.close()
+    ) as bench:
+        pass
     assert bench._play_each(arms, [[1]]) == {}
     assert not any(engine.alive for engine in bench._engines.values())
 

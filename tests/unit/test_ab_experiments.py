@@ -30,9 +30,8 @@ def test_the_knee_moves_from_256_prefixes_to_512() -> None:
     """
     asked = Experiment("distinct-prefixes")
     trial = trial_of(asked.cells(), asked.name, None, None, asked.warm_up, None, asked.axis)
-    bench = Bench(trial)
-    rates = {(run.cell, run.arm): MEASURES[0].of(run) for run, _ in bench.runs()}
-    bench.close()
+    with Bench(trial) as bench:
+        rates = {(run.cell, run.arm): MEASURES[0].of(run) for run, _ in bench.runs()}
     fits = {"core native": 256, "core int8": 512}
     assert rates == {
         (f"{count} prefixes", arm): pytest.approx(2 / 3 if count <= slots else 0)

@@ -1,6 +1,8 @@
 """`statecache ab` with servers that it launches or attaches to: verdicts, failures and ends."""
 
+import dis
 import gzip
+import itertools
 import json
 import os
 import signal
@@ -10,16 +12,20 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, ClassVar
 
 import pytest
 
 from ab_servers import ASKING, PROGRAM, WORK, attached, plan, result_of
 from replay_support import COMMAND, assert_one_line, run, with_default_signals
 from stand_in_server import standing_in
+from statecache.ab.bench import Bench, Cell, Trial
 from statecache.ab.plans import read_plan
 from statecache.ab.server import Server
 from statecache.ab.server_arm import ServerArm, ServerSettings
+from statecache.ab.servers import Servers
+from statecache.ab.workloads import Workload
 from statecache.errors import SettingsError
 
 
@@ -203,6 +209,71 @@ def test_an_interrupt_leaves_no_server_that_nobody_knows_of(
         for one in started:
             with suppress(ProcessLookupError):
                 killpg(one.pid, signal.SIGKILL)
+
+
+RETURN = dis.opmap["RETURN_VALUE"]
+
+
+class KnownServer:
+    """Keeps which of its kind are up."""
+
+    up: ClassVar[set["KnownServer"]] = set()
+    served = None
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def start(self, _longest: int) -> None:
+        self.up.add(self)
+
+    def close(self) -> None:
+        self.up.discard(self)
+
+
+def test_an_interrupt_at_any_instruction_leaves_no_server_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At the first instruction of what starts them, at the second, and so on, until all are up."""
+    arms = [ServerArm(name=name, command="{port}") for name in "ab"]
+    workload = Workload(kind="distinct-prefixes", count=2, rounds=2, loop="closed", at_once=1)
+    trial = Trial(name="t", cells=[Cell(name="c", workload=workload, arms=arms)], repeats=1)
+    monkeypatch.setattr("statecache.ab.servers.Server", KnownServer)
+    monkeypatch.setattr(Servers, "_feeds", lambda *_: False)
+    calls = (Bench.__enter__, Servers.__init__, Servers.start, Servers._start, KnownServer.start)
+    starting = {call.__code__ for call in calls}
+    most = 0
+    for at in itertools.count():
+        seen, reached = 0, False
+
+        def traced(frame: FrameType, event: str, _: object, at: int = at) -> Any:
+            nonlocal seen
+            if frame.f_code not in starting:
+                return None
+            frame.f_trace_opcodes = True
+            # No signal is looked at between leaving a `try` and returning.
+            if event == "opcode" and frame.f_code.co_code[frame.f_lasti] != RETURN:
+                seen += 1
+                if seen > at:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return traced
+
+        before = sys.gettrace()
+        sys.settrace(traced)
+        try:
+            with Bench(trial, tmp_path):
+                sys.settrace(None)
+                assert len(KnownServer.up) == 2
+            reached = True
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        most = max(most, seen)
+        assert not KnownServer.up, f"instruction {at}"
+        if reached:
+            break
+    assert most > 100
 
 
 def _wait_until(true: Any) -> None:

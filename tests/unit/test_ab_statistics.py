@@ -46,9 +46,8 @@ def measured() -> list[int]:
     twin = parse_arm("b:policy=lru,slots=32")
     workload = Workload(kind="agent", sessions=8, turns=10)
     trial = Trial(name="aa", cells=[Cell(name="c", workload=workload, arms=[arm, twin])], repeats=8)
-    bench = Bench(trial)
-    runs = [run for run, _ in bench.runs()]
-    bench.close()
+    with Bench(trial) as bench:
+        runs = [run for run, _ in bench.runs()]
     assert {one.verdict for one in compare(trial.pairs, runs)} == {"exactly equal"}
     return [round(100_000 * r.hit_tokens / r.prompt_tokens) for r in runs if r.arm == "a"]
 

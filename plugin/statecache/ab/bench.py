@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -107,7 +107,10 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Bench:
-    """Plays the runs of a test. `close` ends every process it started."""
+    """Plays the runs of a test. A context: its engines and servers are up within it.
+
+    Entering raises `SettingsError` if one of them is not there.
+    """
 
     def __init__(
         self,
@@ -115,19 +118,19 @@ class Bench:
         folder: Path = Path(),
         say: Callable[[str], None] = lambda _line: None,
     ) -> None:
-        """Start engines and servers. Raises `SettingsError` if one is not there.
-
-        Servers' logs go to `folder`; `say` is told what takes long.
-        """
+        """Start nothing yet. Servers' logs go to `folder`; `say` is told what takes long."""
         self.failures: list[Failure] = []
         self.versions: dict[str, str] = {}
         self._trial = trial
+        self._folder, self._say = folder, say
         self._engines: dict[tuple[str, str | None], EngineProcess] = {}
         self._last: tuple[Workload, int, CoreDriver] | None = None
         self._pool = ThreadPoolExecutor(max_workers=4)
         self._servers: Servers | None = None
         self._closed = False
-        arms = [arm for cell in trial.cells for arm in cell.arms]
+
+    def __enter__(self) -> Self:
+        arms = [arm for cell in self._trial.cells for arm in cell.arms]
         try:
             for arm in arms:
                 if isinstance(arm, Arm) and arm.driver == "cache":
@@ -135,11 +138,16 @@ class Bench:
             if any(isinstance(arm, ServerArm) for arm in arms):
                 from statecache.ab.servers import Servers
 
-                self._servers = Servers(trial, folder, say)
+                self._servers = Servers(self._trial, self._folder, self._say)
+                self._servers.start()  # known already: an interrupt finds what to end
                 self.versions |= self._servers.versions
+            return self
         except BaseException:
             self.close()
             raise
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End the engines and the servers."""

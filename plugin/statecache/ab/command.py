@@ -135,26 +135,24 @@ def _run(trial: Trial, folder: Path) -> None:
     for workload in {cell.workload for cell in trial.cells if cell.workload.file is not None}:
         workload.trace(trial.seed)  # a bad trace is said before an engine starts
     runs: list[Run] = []
-    bench = Bench(trial, folder, _say)
     ended: BaseException | None = None
-    try:
-        with (
-            whole_file("--output", folder / _REQUESTS) as file,
-            Raw.packed(file) as raw,
-            _progress(trial) as advance,
-        ):
-            try:
-                for run, played in bench.runs():
-                    with interrupts_put_off():  # written whole and counted, or neither
-                        raw.add(run, played)
-                        runs.append(run)
-                    advance(run.cell)
-            except BaseException as error:  # also a fault: what was measured is kept
-                ended = error
-            finally:
-                ignore_interrupts()
-    finally:
-        bench.close()
+    bench = Bench(trial, folder, _say)
+    with (
+        bench,
+        whole_file("--output", folder / _REQUESTS) as file,
+        Raw.packed(file) as raw,
+        _progress(trial) as advance,
+    ):
+        try:
+            for run, played in bench.runs():
+                with interrupts_put_off():  # written whole and counted, or neither
+                    raw.add(run, played)
+                    runs.append(run)
+                advance(run.cell)
+        except BaseException as error:  # also a fault: what was measured is kept
+            ended = error
+        finally:
+            ignore_interrupts()
     result = Result(
         revision=git_revision(),
         engines=bench.versions,

@@ -29,7 +29,8 @@ class Servers:
     """
 
     def __init__(self, trial: Trial, folder: Path, say: Callable[[str], None]) -> None:
-        """Start them; logs go to `folder`. Raises `SettingsError` if one cannot be used."""
+        """Start nothing yet; logs go to `folder`, and `say` is told what takes long."""
+        self._trial, self._folder, self._say = trial, folder, say
         self.versions: dict[str, str] = {}
         self._settings = trial.servers or ServerSettings()
         self._servers: dict[tuple[str, str], Server] = {}
@@ -37,19 +38,24 @@ class Servers:
         self._tells_ids: dict[tuple[str, str], bool] = {}
         self._answers: dict[str, bool] = {}  # by cell: whether they stand in the next prompts
         self._stack = ExitStack()  # goes on where ending one of them fails or is interrupted
+
+    def start(self) -> None:
+        """Start them. Raises `SettingsError` if one cannot be used."""
         try:
-            for cell in trial.cells:
+            for cell in self._trial.cells:
                 arms = [arm for arm in cell.arms if isinstance(arm, ServerArm)]
                 if arms:
-                    self._longest[cell.name], milliseconds = self._measured(cell, trial)
+                    self._longest[cell.name], milliseconds = self._measured(cell, self._trial)
                 for place, arm in enumerate(arms):
                     # Arms on one server must not find each other's prompts in its cache.
                     same = sum(arm.url is not None and arm.url == one.url for one in arms[:place])
-                    self._start(cell, arm, f"{same}", folder, say)
-                self._answers[cell.name] = self._feeds(cell, arms, say)
+                    self._start(cell, arm, f"{same}")
+                self._answers[cell.name] = self._feeds(cell, arms)
                 if arms and cell.workload.loop == "open":
                     speed = self._settings.speed
-                    say(f"{cell.name}: {milliseconds / 1000 / speed:,.0f} s a run, speed {speed:g}")
+                    self._say(
+                        f"{cell.name}: {milliseconds / 1000 / speed:,.0f} s a run, speed {speed:g}"
+                    )
         except BaseException:
             self.close()
             raise
@@ -73,10 +79,8 @@ class Servers:
         """End those that were launched."""
         self._stack.close()
 
-    def _start(
-        self, cell: Cell, arm: ServerArm, salt: str, folder: Path, say: Callable[[str], None]
-    ) -> None:
-        log = folder / f"server-{quote(arm.name, safe=' ')}.log"
+    def _start(self, cell: Cell, arm: ServerArm, salt: str) -> None:
+        log = self._folder / f"server-{quote(arm.name, safe=' ')}.log"
         try:
             log.unlink(missing_ok=True)
         except OSError as error:
@@ -89,20 +93,22 @@ class Servers:
         if served is not None:
             self._tells_ids[cell.name, arm.name] = served.tells_ids
             self.versions[arm.name] = served.server
-            say(
+            self._say(
                 f"arm {arm.name}: {served.server}, model {served.name},"
                 f" ready after {time.monotonic() - began:.0f} s"
             )
         if self._settings.one_at_a_time:
             server.close()
 
-    def _feeds(self, cell: Cell, arms: list[ServerArm], say: Callable[[str], None]) -> bool:
+    def _feeds(self, cell: Cell, arms: list[ServerArm]) -> bool:
         """Whether answers stand in the next prompts of their sessions: for all arms or for none."""
         if not arms or cell.workload.loop == "open" or not self._settings.answers_in_prompts:
             return False
         silent = [arm.name for arm in arms if not self._tells_ids[cell.name, arm.name]]
         if silent:
-            say(f"{cell.name}: no answers in the next prompts: {', '.join(silent)} tells no ids")
+            self._say(
+                f"{cell.name}: no answers in the next prompts: {', '.join(silent)} tells no ids"
+            )
         return not silent
 
     def _measured(self, cell: Cell, trial: Trial) -> tuple[int, float]:

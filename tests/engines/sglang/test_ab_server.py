@@ -37,11 +37,8 @@ def test_two_servers_with_a_key_are_asked_in_turn(tmp_path, monkeypatch):
         warm_up=0,
         servers=ServerSettings(tokens_a_block=64, output_tokens=4, salt=7),
     )
-    bench = Bench(trial, tmp_path)
-    try:
+    with Bench(trial, tmp_path) as bench:
         found = list(bench.runs())
-    finally:
-        bench.close()
     assert bench.failures == []
     assert [run.arm for run, _ in found] == ["off", "on"]
     for run, answers in found:

@@ -94,11 +94,8 @@ def test_in_processes_of_their_own_numbers_repeat(monkeypatch):
     sizes = {"engine": "sglang", "policy": "gds", "slots": 16, "kv_tokens": AMPLE}
     arms = [Arm(name=name, python=python, **sizes) for name, python in PYTHONS.items()]
     cell = Cell(name="c", workload=Workload(kind="agent", sessions=4, turns=5), arms=arms)
-    bench = Bench(Trial(name="t", cells=[cell], repeats=2))
-    try:
+    with Bench(Trial(name="t", cells=[cell], repeats=2)) as bench:
         played = {(run.arm, run.seed): played for run, played in bench.runs()}
         assert bench.versions == {"sglang": "0.5.23"}
-    finally:
-        bench.close()
     assert played["a", 0] == played["b", 0] != played["a", 1] == played["b", 1]
     assert played["a", 0].served

@@ -34,12 +34,9 @@ def test_two_servers_are_asked_in_turn_and_end(model, tmp_path):
         warm_up=0,
         servers=ServerSettings(tokens_a_block=64, output_tokens=4, salt=7),
     )
-    bench = Bench(trial, tmp_path)
-    try:
+    with Bench(trial, tmp_path) as bench:
         assert bench.versions == {"off": "vllm 0.32.0", "on": "vllm 0.32.0"}
         found = list(bench.runs())
-    finally:
-        bench.close()
     assert bench.failures == []
     assert [(run.arm, run.seed) for run, _ in found] == [
         ("off", 0), ("on", 0), ("off", 1), ("on", 1)

@@ -60,10 +60,9 @@ def test_what_cannot_fit_is_rejected():
 
 def test_in_processes_of_their_own_numbers_repeat():
     arms = [Arm(name=n, policy="gds", python=python, **SCARCE) for n, python in PYTHONS.items()]
-    bench = Bench(Trial(name="t", cells=[Cell(name="c", workload=WORKLOAD, arms=arms)], repeats=2))
-    try:
+    with Bench(
+        Trial(name="t", cells=[Cell(name="c", workload=WORKLOAD, arms=arms)], repeats=2)
+    ) as bench:
         found = {(run.arm, run.seed): one for run, one in bench.runs()}
         assert bench.versions == {"vllm": "0.32.0"}
-    finally:
-        bench.close()
     assert found["a", 0] == found["b", 0] != found["a", 1] == found["b", 1]
