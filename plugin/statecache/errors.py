@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["SettingsError", "TraceError", "on_one_line"]
+import sys
+from typing import NoReturn
+
+__all__ = ["SettingsError", "Stopped", "TraceError", "on_one_line", "stop"]
 
 
 class SettingsError(ValueError):
@@ -17,6 +20,25 @@ class TraceError(SettingsError):
         super().__init__(f"{where}: {on_one_line(problem)}")
         self.source = source
         self.line = line
+
+
+class Stopped(SystemExit):
+    """What `stop` raises: exit status 2, and the line that was written."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(line)
+        self.code = 2
+
+
+def stop(problem: object) -> NoReturn:
+    """Write `problem` to stderr and end the process of an engine with exit status 2.
+
+    An engine would show a traceback of another error, and only log one that a plugin raises.
+    """
+    line = f"statecache: {problem}"
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+    raise Stopped(line)
 
 
 def on_one_line(text: str) -> str:

@@ -34,7 +34,7 @@ def register() -> None:
     """Entry point of SGLang's plugin loader.
 
     Adds the flags. Where the settings are already in the environment and this process may run a
-    scheduler, installs: SGLang only logs what a plugin raises, so a failure is a `SystemExit`.
+    scheduler, installs: SGLang only logs what a plugin raises, so a failure ends it.
     """
     global _hooked
     if not _hooked:
@@ -52,7 +52,7 @@ def switch(given: dict[str, Any]) -> Settings:
     settings of its own. They take the place of those of the earlier one.
     """
     global _installed, _written
-    from statecache.errors import SettingsError
+    from statecache.errors import SettingsError, stop
     from statecache.seam import SeamError
     from statecache.settings import Settings
 
@@ -76,7 +76,7 @@ def switch(given: dict[str, Any]) -> Settings:
                 _installed = None
             _installed = install(settings)
     except (SettingsError, SeamError, ImportError) as error:
-        raise SystemExit(f"statecache: {error}") from None
+        stop(error)
     return settings
 
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from statecache import seam
+from statecache.errors import stop
 from statecache.settings import Settings
 from statecache_sglang import host_seams, record_seams, recording, seam_table, seams
 
@@ -100,7 +101,5 @@ def leads(params: Any, name: str) -> bool:
     elif params.component_registry_override:
         problem = "a cache with components of its own (MLX)"
     if problem is not None:
-        raise SystemExit(
-            f"statecache: {problem} is not supported with --kv-cache-plugin statecache"
-        )
+        stop(f"{problem} is not supported with --kv-cache-plugin statecache")
     return True

@@ -6,7 +6,7 @@ import logging
 from importlib import import_module
 from typing import Any
 
-from statecache.errors import on_one_line
+from statecache.errors import on_one_line, stop
 from statecache.settings import Settings, flag_of
 from statecache_sglang import pool_seams
 from statecache_sglang.seams import Patch
@@ -23,9 +23,7 @@ def _library() -> Any:
     try:
         return import_module("statecache.checkpoint_pool")
     except ImportError as error:
-        raise SystemExit(
-            f"statecache: {flag_of('int8')} is not part of this installation ({error})"
-        ) from None
+        stop(f"{flag_of('int8')} is not part of this installation ({error})")
 
 
 class CheckpointSlots:
@@ -108,10 +106,10 @@ def patches(settings: Settings) -> tuple[Patch, ...]:
         try:
             made = CheckpointSlots(pool, slots)
         except (MemoryError, RuntimeError, _library().PoolDoesNotFitError) as error:
-            raise SystemExit(
-                f"statecache: no memory for an int8 checkpoint pool of {slots} states:"
+            stop(
+                f"no memory for an int8 checkpoint pool of {slots} states:"
                 f" {on_one_line(str(error))}"
-            ) from None
+            )
         _log.info(
             "statecache: int8 checkpoint pool of %d states, %d bytes",
             made.num_slots,
@@ -128,10 +126,7 @@ def patches(settings: Settings) -> tuple[Patch, ...]:
             needed = _bytes_of(configurator, asked)
             what = f"{flag_of('int8_slots')} {asked}"
         if needed >= rest:
-            raise SystemExit(
-                f"statecache: {what} needs {needed:,} bytes,"
-                f" {max(rest, 0):,} are left for states and KV"
-            )
+            stop(f"{what} needs {needed:,} bytes, {max(rest, 0):,} are left for states and KV")
         return rest_gib - needed / _GIB
 
     return (

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from statecache.errors import stop
 from statecache.metrics import Exporter, PrometheusClasses
 from statecache_sglang import names as at
 from statecache_sglang.seams import AroundPatch, load
@@ -47,9 +48,7 @@ def side_states(pool: Any) -> dict[str, tuple[Any, int]]:
         elif sibling is pool.ngram_pool:
             found["ngram"] = (sibling.context, 0)
         else:
-            raise SystemExit(
-                f"statecache: --statecache-int8 does not know the state {type(sibling).__name__}"
-            )
+            stop(f"--statecache-int8 does not know the state {type(sibling).__name__}")
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from statecache.errors import SettingsError
+from statecache.errors import SettingsError, stop
 from statecache.metrics import DRY_RUN, Reporter
 from statecache.record import Observer, TraceRecorder
 from statecache.settings import Settings
@@ -44,7 +44,7 @@ class Recording:
                 settings.record, settings.record_mib, _log, observe=observe
             )
         except SettingsError as error:
-            raise SystemExit(f"statecache: {error}") from None
+            stop(error)
 
     def _shadow(self, scheduler: Any) -> Observer | None:
         """Return what replays the requests beside the engine and shows the numbers."""

@@ -42,7 +42,7 @@ def _configure(original: Callable[[], Any], engine_args: Any, flags: dict[str, A
     given = _of_additional_config(engine_args.additional_config) | flags
     if not given and not os.environ.get(_CONFIG):
         return original()
-    from statecache.errors import SettingsError
+    from statecache.errors import SettingsError, stop
     from statecache.seam import SeamError
     from statecache.settings import Settings
 
@@ -55,7 +55,7 @@ def _configure(original: Callable[[], Any], engine_args: Any, flags: dict[str, A
 
         return configure(settings, engine_args, original)
     except (SettingsError, SeamError, ImportError) as error:
-        raise SystemExit(f"statecache: {error}") from None
+        stop(error)
 
 
 def _of_additional_config(config: Any) -> dict[str, Any]:

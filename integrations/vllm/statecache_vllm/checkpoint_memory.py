@@ -11,10 +11,18 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
+from statecache.errors import stop
 from statecache.settings import Settings, flag_of
 from statecache_vllm import seams
 
-__all__ = ["bytes_per_state", "describe", "dry_run_sizes", "pool_slots", "set_aside"]
+__all__ = [
+    "bytes_per_state",
+    "describe",
+    "dry_run_sizes",
+    "knows_states",
+    "pool_slots",
+    "set_aside",
+]
 
 _log = logging.getLogger("statecache.vllm")
 
@@ -30,8 +38,16 @@ def describe(tensors: Iterable[Any]) -> tuple[Any, list[Any]]:
     temporal = [tensor for tensor in every if tensor.dim() == 4]
     if len(temporal) != 1:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in every)
-        raise SystemExit(f"statecache: a checkpoint pool does not know states of shapes {shapes}")
+        stop(f"a checkpoint pool does not know states of shapes {shapes}")
     return temporal[0], [tensor for tensor in every if tensor.dim() != 4]
+
+
+def knows_states(kv_cache_config: Any) -> bool:
+    """Whether `describe` can tell the states of this model."""
+    specs = [g.kv_cache_spec for g in kv_cache_config.kv_cache_groups]
+    return all(
+        sum(len(shape) == 3 for shape in spec.shapes) == 1 for spec in specs if seams.is_mamba(spec)
+    )
 
 
 def _state_bytes(specs: Iterable[tuple[Any, int]], mode: str) -> int:
@@ -68,8 +84,8 @@ def pool_slots(settings: Settings, vllm_config: Any, kv_cache_config: Any) -> in
     asked = settings.pool_slots
     slots = asked if asked is not None else blocks * block // (_SHARE - 1) // one
     if slots < 1:
-        raise SystemExit(
-            f"statecache: one {mode} checkpoint of {one:,} bytes does not fit in a tenth of the"
+        stop(
+            f"one {mode} checkpoint of {one:,} bytes does not fit in a tenth of the"
             f" {blocks * block:,} bytes of blocks: give {flag_of('checkpoint_slots')} N"
         )
     by_hand = vllm_config.cache_config.num_gpu_blocks_override is not None
@@ -110,8 +126,8 @@ def set_aside(settings: Settings, specs: Iterable[Any], available: int) -> int:
     one = _state_bytes([(spec, 1) for spec in specs if seams.is_mamba(spec)], mode)
     left = available - asked * one
     if left <= 0:
-        raise SystemExit(
-            f"statecache: {asked} checkpoints of {one:,} bytes need {asked * one:,} bytes,"
+        stop(
+            f"{asked} checkpoints of {one:,} bytes need {asked * one:,} bytes,"
             f" {available:,} are there for blocks and checkpoints"
         )
     return left

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from statecache.errors import on_one_line
+from statecache.errors import on_one_line, stop
 from statecache.settings import Settings
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_memory import describe, pool_slots
@@ -54,9 +54,7 @@ class CheckpointStore:
                 pool = library.CheckpointPool(active, total, mode=settings.checkpoint_mode)
             except (MemoryError, RuntimeError, library.PoolDoesNotFitError) as error:
                 what = f"{slots} {settings.checkpoint_mode} checkpoints"
-                raise SystemExit(
-                    f"statecache: no memory for {what}: {on_one_line(str(error))}"
-                ) from None
+                stop(f"no memory for {what}: {on_one_line(str(error))}")
             pool.alloc(total)
             self._pools.append(_Pool(active, pool, positions))
         self._stored: tuple[int, ...] | None = None

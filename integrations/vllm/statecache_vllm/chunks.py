@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from statecache.errors import SettingsError
+from statecache.errors import SettingsError, stop
 from statecache.settings import Settings, flag_of
 from statecache_vllm.guard import Guard
 from statecache_vllm.seams import patch_split, planner_of
@@ -52,7 +52,7 @@ def settle_interval(settings: Settings, cache_config: Any, kv_cache_config: Any)
     try:
         check_interval(settings, block)
     except SettingsError as error:
-        raise SystemExit(f"statecache: {error}") from None
+        stop(error)
     own = cache_config.prefix_cache_retention_interval
     if wanted == 0:
         return own or 0

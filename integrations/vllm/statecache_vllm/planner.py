@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from statecache._blocks import BlockQueue, CachedBlocks, ReuseQueue, StockQueue
+from statecache.errors import stop
 from statecache.settings import Settings
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_book import CheckpointBook
@@ -43,10 +44,7 @@ class Planner:
         self._slots = 0
         if settings.checkpoint_mode is not None:
             if other or not self._states or not self._attention:
-                raise SystemExit(
-                    "statecache: a checkpoint pool needs a model of full attention and recurrent"
-                    " layers only"
-                )
+                stop("a checkpoint pool needs a model of full attention and recurrent layers only")
             self._slots = pool_slots(settings, vllm_config, kv_cache_config)
         self._interval = settle_interval(settings, vllm_config.cache_config, kv_cache_config)
         self.end_chunk = end_chunks(self._interval, self.guard)
@@ -80,7 +78,7 @@ class Planner:
         self._kv_endings = tuple(seams.key_of(b"", group) for group in self._attention)
         if self._slots:
             if len(sizes) > 1:
-                raise SystemExit(f"statecache: a checkpoint pool needs one block size, not {sizes}")
+                stop(f"a checkpoint pool needs one block size, not {sizes}")
             self.book = CheckpointBook(self._settings, self._slots, self._block, self._told)
         self.queue = self._new_queue()
         if self.queue is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from statecache import shadow
 from statecache.record import Ended, Observer, TraceRecorder
 from statecache.settings import Settings
-from statecache_vllm.checkpoint_memory import dry_run_sizes
+from statecache_vllm.checkpoint_memory import dry_run_sizes, knows_states
 from statecache_vllm.guard import Guard
 
 if TYPE_CHECKING:
@@ -66,11 +66,10 @@ def begin(settings: Settings, planner: Planner, kv_cache_config: Any) -> Recordi
 
 def _shadow(settings: Settings, report: Report, kv_cache_config: Any) -> Observer | None:
     """Return what replays the requests beside the engine; the report shows the numbers."""
-    try:
-        slots, kv_tokens = dry_run_sizes(settings, kv_cache_config)
-    except SystemExit as unknown:  # of states that a checkpoint pool does not know
-        _log.warning("%s: no dry run", unknown)
+    if not knows_states(kv_cache_config):
+        _log.warning("statecache: a checkpoint pool does not know this model's states: no dry run")
         return None
+    slots, kv_tokens = dry_run_sizes(settings, kv_cache_config)
     replay, observe = shadow.begin(slots, kv_tokens, settings, _log)
     report.also = replay.sample
     return observe

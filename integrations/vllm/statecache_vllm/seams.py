@@ -179,9 +179,11 @@ def end_requests_as_without_a_connector(manager: Any) -> None:
 
 
 def put_cache(pool: Any, cached: Any) -> None:
-    """Have `pool` keep in `cached` what its blocks hold; `SystemExit` if they hold anything yet."""
+    """Have `pool` keep in `cached` what its blocks hold; `stop` if they hold anything yet."""
     if len(pool.cached_block_hash_to_block):
-        raise SystemExit("statecache: the block pool is in use already")
+        from statecache.errors import stop
+
+        stop("the block pool is in use already")
     pool.cached_block_hash_to_block = cached
 
 
