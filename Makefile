@@ -115,11 +115,12 @@ bench: install
 # and within `make test` with a tenth of the random events. Leaks are not looked for: Python itself
 # has some.
 SANITIZED := build/sanitized
-SANITIZED_TESTS := tests/unit/test_index_rules.py tests/unit/test_learned_rules.py \
-  tests/unit/test_block_queues.py tests/unit/test_cached_blocks.py tests/unit/test_package.py \
-  tests/property/test_index_against_reference.py tests/property/test_learned_against_reference.py \
-  tests/property/test_gds_queue.py tests/property/test_reuse_queue.py \
-  tests/property/test_stock_queue.py tests/property/test_determinism.py
+SANITIZED_TESTS := $(patsubst %,tests/unit/test_%.py,index_rules learned_rules named_index \
+  weighted_states shadow replay own_slots shared_pool block_queues cached_blocks package) \
+  $(patsubst %,tests/property/test_%.py,index_against_reference learned_against_reference \
+  learned_determinism gds_queue reuse_queue stock_queue pools determinism)
+SANITIZED_PYTHON := LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
+  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(abspath $(SANITIZED))/python $(PY)
 sanitized: install
 	cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DSTATECACHE_PYTHON=ON -DSTATECACHE_OPS=OFF \
@@ -129,9 +130,9 @@ sanitized: install
 	rm -rf $(SANITIZED)/python && mkdir -p $(SANITIZED)/python
 	cp -r plugin/statecache $(SANITIZED)/python
 	cp $(SANITIZED)/cpp/_index*.so $(SANITIZED)/cpp/_blocks*.so $(SANITIZED)/python/statecache
-	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
-	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(abspath $(SANITIZED))/python \
-	  $(PY) -m pytest -n 2 $(QUICK) $(SANITIZED_TESTS)
+	$(SANITIZED_PYTHON) -c 'from statecache import _blocks, _index; \
+	  assert all("$(SANITIZED)" in module.__file__ for module in (_blocks, _index))'
+	$(SANITIZED_PYTHON) -m pytest -n 2 $(QUICK) $(SANITIZED_TESTS)
 
 test-sanitized: QUICK := --quick
 test-sanitized: sanitized

@@ -27,15 +27,15 @@ PROGRAMS = ("statecache", "pip", "make", "python", "curl", "vllm", "sglang", "te
 
 RUN_BY_ANOTHER_TEST = {  # the file, and what it holds if it still does so
     "pip install .": ("tests/packaging/test_install.py", '"install"'),
-    "make wheel": ("tests/packaging/test_install.py", "wheel_contents.py"),
+    "make wheel": ("tests/packaging/test_install.py", '"make", "wheel"'),
     "statecache ab --experiment distinct-prefixes": (
         "tests/unit/test_ab_experiments.py",
         "distinct-prefixes",
     ),
     "statecache ab --experiment engines": ("tests/unit/test_ab_experiments.py", "engines"),
     "python -m sglang.launch_server": ("tests/engines/sglang/server.py", "sglang.launch_server"),
-    "vllm serve MODEL": ("tests/engines/vllm/test_server.py", "--kv-cache-plugin"),
-    "sglang serve MODEL": ("tests/engines/sglang/test_server.py", "--kv-cache-plugin"),
+    "vllm serve MODEL": ("tests/engines/vllm/test_quickstart.py", "vllm serve MODEL"),
+    "sglang serve MODEL": ("tests/engines/sglang/test_quickstart.py", "sglang serve MODEL"),
     "statecache ab --arm off:url=": ("tests/unit/test_ab_server_command.py", "url="),
     "statecache ab PLAN.toml": ("tests/unit/test_ab_server_measures.py", "ab-servers.toml"),
     "statecache ab --experiment sessions": ("tests/unit/test_ab_experiments.py", "sessions"),
