@@ -21,7 +21,7 @@ from statecache.errors import SettingsError, on_one_line
 from statecache.fit_cli import fit_command
 from statecache.generate_cli import generate
 from statecache.options import Options, pool_settings, replay_settings
-from statecache.output import check_output, whole_file
+from statecache.output import check_outputs, whole_file
 from statecache.plan import PrefixTree, kv_timeline, make_plan
 from statecache.plan_cli import plan_command
 from statecache.plot import check_plot, draw_hit_rates
@@ -304,11 +304,7 @@ def _write(json: Path, report: ReplayReport) -> None:
 def _check_outputs(trace: str, json: Path | None, plot: Path | None) -> None:
     if plot:
         check_plot(plot)
-    for flag, path in (("--json", json), ("--plot", plot)):
-        if path:
-            check_output(flag, path, trace)
-    if json and plot and os.path.realpath(json) == os.path.realpath(plot):
-        raise SettingsError("--plot: names the same file as --json: name another")
+    check_outputs({"--json": json, "--plot": plot}, trace)
 
 
 def _slot_rows(recorded: Trace, settings: ReplaySettings) -> Iterator[ReplayRow]:

@@ -11,9 +11,20 @@ from typing import IO, TYPE_CHECKING
 from statecache.errors import SettingsError, on_one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["check_output", "whole_file"]
+__all__ = ["check_output", "check_outputs", "whole_file"]
+
+
+def check_outputs(outputs: Mapping[str, Path | None], source: str | None = None) -> None:
+    """As `check_output`, of every flag that names a file; and no two may name the same one."""
+    flags: dict[int | str, str] = {}
+    for flag, path in outputs.items():
+        if path:
+            check_output(flag, path, source)
+            first = flags.setdefault(_stream(path) or os.path.realpath(path), flag)
+            if first != flag:
+                raise SettingsError(f"{flag}: names the same file as {first}: name another")
 
 
 def check_output(flag: str, path: Path, trace: str | None = None) -> None:
