@@ -79,7 +79,7 @@ METRICS = (
         "Tokens prefilled although their KV was cached, for want of a state",
     ),
     Metric("evictions", "counter", "Cached states that were dropped", "reason"),
-    Metric("skips", "counter", "States not cached, or not used, for want of a slot", "reason"),
+    Metric("skips", "counter", "States not cached or used: no slot, or not finite", "reason"),
     Metric("checkpoint_stores", "counter", "States stored in the checkpoint pool", "mode"),
     Metric("checkpoint_restores", "counter", "States restored from the checkpoint pool", "mode"),
     Metric("checkpoint_stored_bytes", "counter", "Bytes those stores wrote, on one rank", "mode"),
@@ -133,15 +133,17 @@ class Counts:
 
     def admitted(self, prompt_tokens: int, hit_tokens: int, kv_tokens: int) -> None:
         """A request is prefilled from `hit_tokens` on; its KV is resident up to `kv_tokens`."""
-        add = self.add
-        add("requests")
-        add("prompt_tokens", prompt_tokens)
+        numbers = self.numbers
+        get = numbers.get
+        numbers["requests"] = get("requests", 0) + 1
+        numbers["prompt_tokens"] = get("prompt_tokens", 0) + prompt_tokens
         if hit_tokens > 0:
-            add("hit_requests")
-            add("hit_tokens", hit_tokens)
+            numbers["hit_requests"] = get("hit_requests", 0) + 1
+            numbers["hit_tokens"] = get("hit_tokens", 0) + hit_tokens
         if kv_tokens > hit_tokens:
-            add("missed_by_state_requests")
-            add("missed_by_state_tokens", kv_tokens - hit_tokens)
+            missed = kv_tokens - hit_tokens
+            numbers["missed_by_state_requests"] = get("missed_by_state_requests", 0) + 1
+            numbers["missed_by_state_tokens"] = get("missed_by_state_tokens", 0) + missed
 
     def sample(self) -> dict[str, float]:
         """Return the numbers, those of the walks included."""
