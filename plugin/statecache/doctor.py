@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from statecache.doctor_child import ENGINES, EngineFound, IndexFound, TorchFound
+from statecache.doctor_child import ENGINES, EngineFound, ExtensionFound, TorchFound
 from statecache.doctor_server import look_at_server
 from statecache.errors import on_one_line
 
@@ -62,7 +62,7 @@ def examine(
     `step` hears what is looked at next.
     """
     step("the index")
-    findings = [_of_index(), *_of_settings(os.environ)]
+    findings = [_of_extension("index", "the native index"), *_of_settings(os.environ)]
     step("torch")
     torch, of_torch = _of_torch()
     findings += of_torch
@@ -70,6 +70,8 @@ def examine(
     present = [name for name in ENGINES if importlib.util.find_spec(name) is not None]
     for name in present if engine is None else [engine]:
         step(ENGINES[name])
+        if name == "vllm":
+            findings.append(_of_extension("blocks", "the native queue of vLLM's blocks"))
         findings += _of_engine(name, engines)
     if not present and engine is None:
         known = " and no ".join(ENGINES.values())
@@ -106,13 +108,13 @@ def _look(what: str, kind: type[_Found]) -> _Found:
     raise _LookError(reason)
 
 
-def _of_index() -> Finding:
+def _of_extension(about: str, what: str) -> Finding:
     try:
-        found = _look("index", IndexFound)
+        found = _look(about, ExtensionFound)
     except _LookError as error:
         advice = "reinstall statecache with pip in this Python"
-        return Finding("index", "problem", f"the native index does not load: {error}: {advice}")
-    return Finding("index", "ok", f"the native index works ({found.file})")
+        return Finding(about, "problem", f"{what} does not load: {error}: {advice}")
+    return Finding(about, "ok", f"{what} works ({found.file})")
 
 
 def _of_settings(environment: Mapping[str, str]) -> Iterator[Finding]:

@@ -10,18 +10,19 @@ import importlib
 import importlib.util
 import os
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
-__all__ = ["ENGINES", "EngineFound", "IndexFound", "TorchFound", "main"]
+__all__ = ["ENGINES", "EngineFound", "ExtensionFound", "TorchFound", "main"]
 
 # The engines that there are adapters for, and what people call them.
 ENGINES = {"sglang": "SGLang", "vllm": "vLLM"}
 
 
-class IndexFound(msgspec.Struct, frozen=True):
-    """The native index works; where it is."""
+class ExtensionFound(msgspec.Struct, frozen=True):
+    """A part of the plugin's extension works; where it is."""
 
     file: str
 
@@ -47,14 +48,25 @@ class EngineFound(msgspec.Struct, frozen=True):
     seams: dict[str, str]
 
 
-def _index() -> IndexFound:
+def _index() -> ExtensionFound:
     from statecache import _index
 
     index = _index.StateIndex()
     index.insert(1, 100)
     if index.evict(1) != [1]:
         raise RuntimeError("the native index does not evict the one state it holds")
-    return IndexFound(str(_index.__file__))
+    return ExtensionFound(str(_index.__file__))
+
+
+def _blocks() -> ExtensionFound:
+    from statecache import _blocks
+
+    block = SimpleNamespace(block_id=0, ref_cnt=0, is_null=False)
+    queue = _blocks.StockQueue(_blocks.CachedBlocks([block]))
+    queue.append(block)
+    if queue.popleft() is not block:
+        raise RuntimeError("the native queue does not hand out the one block it holds")
+    return ExtensionFound(str(_blocks.__file__))
 
 
 def _torch() -> TorchFound:
@@ -96,10 +108,10 @@ def _engine(name: str) -> EngineFound:
 
 
 def main(what: str) -> int:
-    """Look at "index", "torch" or an engine; a failure is the last line of stderr."""
+    """Look at "index", "blocks", "torch" or an engine; a failure is the last line of stderr."""
     out = os.dup(1)
     os.dup2(2, 1)
-    looks = {"index": _index, "torch": _torch}
+    looks = {"index": _index, "blocks": _blocks, "torch": _torch}
     found = looks[what]() if what in looks else _engine(what)
     os.write(out, msgspec.json.encode(found) + b"\n")
     # Not by the interpreter's own end: an engine may leave threads behind.

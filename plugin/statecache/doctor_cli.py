@@ -12,9 +12,9 @@ from rich.console import Console
 
 from statecache.doctor import Report, examine
 from statecache.doctor_child import ENGINES
-from statecache.doctor_server import checked_url
 from statecache.errors import SettingsError, on_one_line
 from statecache.output import check_output, whole_file
+from statecache.server_address import ServerAddress
 
 __all__ = ["doctor_command", "main"]
 
@@ -45,7 +45,7 @@ def doctor_command(
     if engine is not None and engine not in ENGINES:
         raise SettingsError(f"--engine: unknown engine {engine!r}: use {', '.join(ENGINES)}")
     if url is not None:
-        checked_url(url)
+        ServerAddress(url)  # a bad one is said before the long look
     if json:
         check_output("--json", json)
     errors = Console(stderr=True)

@@ -12,12 +12,19 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from statecache.doctor_server import checked_url
 from statecache.errors import SettingsError, on_one_line
-from statecache.fit import Fit, Measurement, check_installed, fit_cost, read_measurements
+from statecache.fit import (
+    Fit,
+    Measurement,
+    check_installed,
+    check_lengths,
+    fit_cost,
+    read_measurements,
+)
 from statecache.fit_server import PrefillServer, default_lengths
-from statecache.output import check_output, whole_file
+from statecache.output import check_outputs, whole_file
 from statecache.plot import check_plot, draw_fit
+from statecache.server_address import ServerAddress
 
 __all__ = ["fit_command"]
 
@@ -46,6 +53,9 @@ def fit_command(
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Times each is measured.")] = 3,
+    request_seconds: Annotated[
+        int, typer.Option(min=1, max=86_400, help="Longest time of a request to --url.")
+    ] = 600,
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what was measured as CSV.")
     ] = None,
@@ -63,21 +73,21 @@ def fit_command(
     if url is None and (lengths or save):
         raise SettingsError(f"{'--lengths' if lengths else '--save'}: needs --url")
     check_installed()
+    asked = None if lengths is None else _lengths(lengths)
+    address = None if url is None else ServerAddress(url)
     if plot:
         check_plot(plot)
     source = None if measurements is None else str(measurements)
-    for flag, path in (("--save", save), ("--json", json), ("--plot", plot)):
-        if path:
-            check_output(flag, path, source)
-    model = None
-    if measurements is not None:
+    check_outputs({"--save": save, "--json": json, "--plot": plot}, source)
+    model, found = None, list[Measurement]()
+    if address is not None:
+        server = PrefillServer(address, request_seconds)
+        model, found = server.model, _measured(server, asked, repeats)
+    elif measurements is not None:
         found = read_measurements(measurements)
-    else:
-        server = PrefillServer(checked_url(url or ""))
-        model, found = server.model, _measured(server, lengths, repeats)
     if save:
         _save(save, found)
-    fit = fit_cost(found)
+    fit = fit_cost(found, on_one_line(source or "--url"))
     name = on_one_line(model or Path(source or "").name)
     _write(fit, name, model, json, plot)
 
@@ -97,9 +107,10 @@ def _write(fit: Fit, name: str, model: str | None, json: Path | None, plot: Path
         typer.echo(f"--statecache-cost {fit.flag}")
 
 
-def _measured(server: PrefillServer, lengths: str | None, repeats: int) -> list[Measurement]:
-    asked = default_lengths(server.most_tokens) if lengths is None else _lengths(lengths)
+def _measured(server: PrefillServer, lengths: list[int] | None, repeats: int) -> list[Measurement]:
     most = server.most_tokens
+    asked = default_lengths(most) if lengths is None else lengths
+    check_lengths(asked, "--lengths")
     if max(asked) >= most:
         raise SettingsError(f"--lengths: {max(asked)} does not fit the {most} tokens a prompt has")
     found = []
@@ -118,7 +129,9 @@ def _lengths(text: str) -> list[int]:
         raise SettingsError(f"--lengths: {text!r} is no list of numbers of tokens")
     if min(map(int, parts)) < 1:
         raise SettingsError("--lengths: a prompt has 1 token or more")
-    return sorted(set(map(int, parts)))
+    found = sorted(set(map(int, parts)))
+    check_lengths(found, "--lengths")
+    return found
 
 
 def _save(path: Path, found: list[Measurement]) -> None:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import random
 import secrets
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
-from http.client import HTTPException
 from typing import TypeVar
 
 import msgspec
 
-from statecache.doctor_server import checked_url
 from statecache.errors import SettingsError, on_one_line
 from statecache.fit import Measurement
+from statecache.server_address import ServerAddress, ServerError
 
 __all__ = ["PrefillServer", "default_lengths"]
 
 _Answer = TypeVar("_Answer")
-_SECONDS = 600
+_MODELS_SECONDS = 30.0
+_MOST_BYTES = 4 << 20
 _LONGEST, _SHORTEST, _LENGTHS = 131_072, 64, 8
 _TOKEN_IDS = range(16, 250)  # in the vocabulary of every model, and no special token of most
 
@@ -57,12 +55,16 @@ def default_lengths(most: int) -> list[int]:
 class PrefillServer:
     """A server with the OpenAI API that takes prompts of token ids, as vLLM and SGLang do."""
 
-    def __init__(self, url: str) -> None:
-        """Ask for its model. Raises `SettingsError` if there is none."""
-        self._url = checked_url(url)
-        models = self._ask("v1/models", None, _Models).data
+    def __init__(self, address: ServerAddress, seconds: float) -> None:
+        """Ask for its model; no request may take more than `seconds`.
+
+        Raises `SettingsError` if there is none.
+        """
+        self._address = address
+        self._seconds = seconds
+        models = self._ask("v1/models", None, _Models, min(seconds, _MODELS_SECONDS)).data
         if not models:
-            raise SettingsError(f"--url: {self._url} serves no model")
+            raise SettingsError(f"--url: {address} serves no model")
         self.model = models[0].id
         self.most_tokens = models[0].max_model_len or _LONGEST
         self._random = random.Random(secrets.randbits(64))  # noqa: S311 - only new to its cache
@@ -84,7 +86,7 @@ class PrefillServer:
             "ignore_eos": True,
         }
         start = time.perf_counter()
-        usage = self._ask("v1/completions", body, _Completion).usage
+        usage = self._ask("v1/completions", body, _Completion, self._seconds).usage
         seconds = time.perf_counter() - start
         details = usage.prompt_tokens_details
         if details is not None and details.cached_tokens:
@@ -94,19 +96,13 @@ class PrefillServer:
             )
         return seconds
 
-    def _ask(self, path: str, body: object, kind: type[_Answer]) -> _Answer:
+    def _ask(self, path: str, body: object, kind: type[_Answer], seconds: float) -> _Answer:
         data = None if body is None else msgspec.json.encode(body)
-        request = urllib.request.Request(  # noqa: S310 - the address was checked
-            f"{self._url}/{path}", data, {"Content-Type": "application/json"}
-        )
         try:
-            with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310
-                return msgspec.json.decode(answer.read(), type=kind)
-        except urllib.error.HTTPError as error:
-            said = on_one_line(error.read(300).decode(errors="replace"))
-            raise SettingsError(f"--url: {path} answers {error.code}: {said}") from error
-        except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            raise SettingsError(on_one_line(f"--url: {self._url}/{path}: {reason}")) from error
-        except msgspec.MsgspecError as error:
-            raise SettingsError(on_one_line(f"--url: {path} answers otherwise: {error}")) from error
+            content = self._address.ask(path, data, seconds=seconds, most_bytes=_MOST_BYTES)
+            return msgspec.json.decode(content, type=kind)
+        except ServerError as error:
+            raise SettingsError(f"--url: {error}") from error
+        except (msgspec.MsgspecError, RecursionError) as error:
+            problem = f"--url: {self._address}/{path} answers otherwise: {error}"
+            raise SettingsError(on_one_line(problem)) from error

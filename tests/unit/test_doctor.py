@@ -16,8 +16,7 @@ import pytest
 
 import statecache
 from replay_support import assert_one_line, run
-from statecache.doctor_server import checked_url, look_at_server
-from statecache.errors import SettingsError
+from statecache.doctor_server import look_at_server
 
 INSTALLED = Path(statecache.__file__).parent
 WITHOUT_ENGINE = pytest.mark.skipif(
@@ -64,12 +63,15 @@ def test_what_was_built_is_said() -> None:
     assert text.startswith("copies of the checkpoint pool work on torch 2.")
 
 
-def planted(folder: Path, broken: str, content: bytes) -> Path:
-    """A copy of the package in which one extension module is something else."""
+def planted(folder: Path, broken: str, content: bytes | None) -> Path:
+    """A copy of the package in which one extension module is something else, or not there."""
     copy = folder / "statecache"
     shutil.copytree(INSTALLED, copy, ignore=shutil.ignore_patterns("__pycache__"))
     (found,) = copy.glob(f"{broken}.*.so")
-    found.write_bytes(content)
+    if content:
+        found.write_bytes(content)
+    else:
+        found.unlink()
     return folder
 
 
@@ -165,6 +167,20 @@ def test_seams_in_place_on_an_untested_version_are_a_note_and_strict_a_problem(
     assert findings(strict)["vllm"] == ("problem", text)
 
 
+@pytest.mark.parametrize("content", [b"no library", None])
+def test_the_queue_of_blocks_is_looked_at_where_vllm_is(
+    content: bytes | None, tmp_path: Path
+) -> None:
+    path = with_engine(tmp_path, seams="Seam(MODULE, 'Pool.touch'),")
+    assert findings(doctor("--json", "-", path=path))["blocks"][0] == "ok"
+    done = doctor("--engine", "vllm", "--json", "-", path=planted(path, "_blocks", content))
+    level, text = findings(done)["blocks"]
+    assert (level, done.returncode) == ("problem", 1)
+    assert text.startswith("the native queue of vLLM's blocks does not load: ImportError: ")
+    assert text.endswith(": reinstall statecache with pip in this Python")
+    assert "blocks" not in findings(doctor("--engine", "sglang", "--json", "-", path=path))
+
+
 def test_an_adapter_that_cannot_look_says_why(tmp_path: Path) -> None:
     path = with_engine(tmp_path)
     (path / "statecache_vllm" / "seams.py").write_text("raise RuntimeError('no such device')\n")
@@ -226,6 +242,7 @@ def server(status: int, body: str):
             thread.join()
 
 
+UNREADABLE = "has a line of statecache_active that cannot be read: 'statecache_active"
 OTHER = "# HELP up it\nup 1.0\nstatecache_states_resident 5.0\n"
 ACTIVE = 'statecache_active{engine="sglang",policy="gds",pid="7"} '
 
@@ -238,12 +255,22 @@ ACTIVE = 'statecache_active{engine="sglang",policy="gds",pid="7"} '
         (f"{ACTIVE}1.0\n{ACTIVE}0.0\n", "problem", "the engine decides"),
         (OTHER, "problem", "has no statecache_active: the plugin is not there"),
         ("", "problem", "has no statecache_active"),
+        ("statecache_active_total 1\n", "problem", "has no statecache_active"),
+        ("statecache_active 1\n", "ok", "the plugin is active"),
+        ('statecache_active{engine="a,}\\"b", policy="gds",} 1 17\n', "ok", "policy gds"),
+        ('statecache_active{engine="x"} abc\n', "problem", UNREADABLE),
+        ('statecache_active{engine="x" 1\n', "problem", UNREADABLE),
+        ("statecache_active{engine=x} 1\n", "problem", UNREADABLE),
+        ("statecache_active\n", "problem", UNREADABLE),
+        (f"{ACTIVE}1.0\n{ACTIVE}\x1b[2J\n", "problem", UNREADABLE),
+        (f"{ACTIVE}{'1' * 5_000}x\n", "problem", UNREADABLE),
     ],
 )
 def test_a_server_is_judged_by_its_metrics(body: str, level: str, said: str) -> None:
     with server(200, body) as url:
         assert look_at_server(f"{url}/")[0] == level
         assert said in look_at_server(url)[1]
+        assert look_at_server(url)[1].isprintable()
 
 
 def test_a_server_without_metrics_and_none_at_all_are_problems() -> None:
@@ -264,9 +291,3 @@ def test_with_a_server_elsewhere_no_engine_is_needed_here() -> None:
         assert done.stdout.endswith("It would work.\n")
         assert done.returncode == 0
     assert doctor("--url", url).returncode == 1
-
-
-@pytest.mark.parametrize("url", ["", "file:///etc/passwd", "http://", "ftp://a", "http://a b"])
-def test_what_is_no_http_address_is_refused(url: str) -> None:
-    with pytest.raises(SettingsError, match="is no address"):
-        checked_url(url)

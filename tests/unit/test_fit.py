@@ -4,8 +4,9 @@ import json
 import random
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ pytest.importorskip("scipy")
 
 # 0.5 + 0.001 n + 0.4 n n / 2e5: 0.5 + 1 + 2, 0.5 + 2 + 8, 0.5 + 3 + 18, 0.5 + 4 + 32
 BY_HAND = {1000: 3.5, 2000: 10.5, 3000: 21.5, 4000: 36.5}
+LENGTHS = "200,400,800,1600"
 HAND_CSV = "tokens,seconds\n1000,3.5\n2000,10.5\n3000,21.5\n4000,36.5\n"
 
 
@@ -134,16 +136,54 @@ def test_the_flag_it_prints_is_one_that_a_server_takes() -> None:
         ("1.5,3\n", "t.csv, line 1: 1.5 is no number of tokens"),
         ("9e99,3\n", "line 1: 9e+99 is no number of tokens"),
         ("nan5,3\n", "'nan5,3' is no pair"),
+        ("nan,nan\n1000,3.5\n", "line 1: nan is no number of tokens"),
+        ("n,t\n1000,3.5\n", "line 1: 'n,t' is no pair of tokens,seconds, and no line of names"),
+        ("tokens,seconds\ntokens,seconds\n", "line 2: 'tokens,seconds' is no pair"),
+        ("tokens,milliseconds\n1000,3500\n", "line 1: 'tokens,milliseconds' is no pair"),
+        ("1,024,3.5\n", "t.csv, line 1: '1,024,3.5' is no pair of tokens,seconds"),
+        ("tokens,seconds,gpu\n1000,3.5,1\n", "line 1: 'tokens,seconds,gpu' is no pair"),
+        ("seconds,tokens\n1000,3.5\n", "line 2: 3.5 is no number of tokens"),
+        ("seconds,tokens\n1,2,3\n", "line 2: '1,2,3' is no pair of seconds,tokens"),
+        ("1000\n", "line 1: '1000' is no pair"),
+        ("1,1000\n2,2000\n3,3000\n6,9000\n", "every prompt took more than a second a token"),
+        ("1000,3500\n2000,9500\n", "is this tokens,seconds, in this order, or are these milli"),
+        ("1000,1e-310\n", "line 1: 1e-310 s is no time of a prefill: give 1e-06 to 1e+06 s"),
+        ("1000,3e303\n", "line 1: 3e+303 s is no time of a prefill"),
         ("1000,0\n", "line 1: 0 is no number of seconds above 0"),
         ("1000,-1\n", "line 1: -1 is no number of seconds above 0"),
         ("1000,1e999\n", "line 1: inf is no number of seconds above 0"),
-        ("", "fit: there is no measurement"),
+        ("", "t.csv: there is no measurement"),
+        ("tokens,seconds\n1000,1\n", "t.csv: every measurement has the same length"),
+        ("1000,8\n2000,7\n3000,6\n4000,5\n5000,4\n", "t.csv: the linear coefficient that fits"),
         (f"1000,3\n{'9' * 200_000},1\n", "t.csv, line 2: field larger than field limit"),
     ],
 )
 def test_a_bad_file_is_one_line(text: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(text)
-    assert_one_line(run("fit", tmp_path / "t.csv"), problem)
+    done = run("fit", tmp_path / "t.csv")
+    assert_one_line(done, problem)
+    assert done.stderr.startswith(f"statecache: {tmp_path}/t.csv")
+
+
+@pytest.mark.parametrize("header", ["seconds,tokens", " Seconds , TOKENS"])
+def test_columns_are_taken_as_the_first_line_names_them(header: str, tmp_path: Path) -> None:
+    rows = "".join(f"{seconds},{tokens}\n" for tokens, seconds in BY_HAND.items())
+    (tmp_path / "t.csv").write_text(f"# measured by hand\n{header}\n{rows}")
+    assert read_measurements(tmp_path / "t.csv") == measured(BY_HAND)
+
+
+def test_one_stall_in_a_file_is_not_taken_for_swapped_columns(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("1,3\n" + HAND_CSV.partition("\n")[2])
+    assert len(read_measurements(tmp_path / "t.csv")) == 5
+
+
+@pytest.mark.parametrize("times", [(1e-6, 1e6), (1e6, 1e-6)])
+def test_the_longest_and_shortest_times_are_fitted_or_refused(times: tuple[float, float]) -> None:
+    """Nothing that a file may have ends in an error of the arithmetic."""
+    for lengths in ((1, 2, 3, 4), (1, 2, 3, 2**31 - 1), (1, 2**30, 2**30 + 1, 2**31 - 1)):
+        for pattern in product(times, repeat=4):
+            with suppress(SettingsError):
+                fit_cost(measured(dict(zip(lengths, pattern, strict=True))))
 
 
 def test_bad_options_are_one_line(tmp_path: Path) -> None:
@@ -154,11 +194,15 @@ def test_bad_options_are_one_line(tmp_path: Path) -> None:
     assert_one_line(run("fit", csv, "--lengths", "1"), "--lengths: needs --url")
     assert_one_line(run("fit", csv, "--save", "f"), "--save: needs --url")
     assert_one_line(run("fit", csv, "--json", csv), "is the input itself")
+    both = ("--json", tmp_path / "a.svg", "--plot", tmp_path / "." / "a.svg")
+    assert_one_line(run("fit", csv, *both), "--plot: names the same file as --json: name another")
+    both = ("--url", "http://127.0.0.1:9", "--save", "-", "--json", "-")
+    assert_one_line(run("fit", *both), "--json: names the same file as --save: name another")
     assert_one_line(run("fit", tmp_path / "none"), "none: No such file or directory")
     assert_one_line(run("fit", "--url", "x:1"), "--url: 'x:1' is no address")
     assert_one_line(run("fit", "--url", "http://127.0.0.1:9"), "Connection refused")
     csv.write_bytes(b"\xff\xfe1,2\n")
-    assert_one_line(run("fit", csv), "t.csv: is no text in UTF-8")
+    assert_one_line(run("fit", csv), f"{csv}: is no text in UTF-8")
 
 
 def test_default_lengths_are_powers_of_two_of_the_longest() -> None:
@@ -168,14 +212,14 @@ def test_default_lengths_are_powers_of_two_of_the_longest() -> None:
 
 
 @contextmanager
-def model_server(reused: int | None = 0, status: int = 200):
+def model_server(reused: int | None = 0, status: int = 200, most: int = 2048):
     """Takes 10 ms, 50 us a token and 100 ms * n * n / 1e6, as the OpenAI API says it."""
     seen: list[list[int]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             assert self.path == "/v1/models"
-            self.answer(200, {"data": [{"id": "tiny", "max_model_len": 2048}]})
+            self.answer(200, {"data": [{"id": "tiny", "max_model_len": most}]})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -208,9 +252,9 @@ def model_server(reused: int | None = 0, status: int = 200):
 def test_a_server_is_measured_with_prompts_of_its_own_each_time(
     reused: int | None, tmp_path: Path
 ) -> None:
-    saved, lengths = tmp_path / "m.csv", "200,400,800,1600"
+    saved = tmp_path / "m.csv"
     with model_server(reused) as (url, seen):
-        options = ("--lengths", lengths, "--repeats", 2, "--save", saved, "--json", "-")
+        options = ("--lengths", LENGTHS, "--repeats", 2, "--save", saved, "--json", "-")
         done = run("fit", "--url", url, *options)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -226,10 +270,28 @@ def test_a_server_is_measured_with_prompts_of_its_own_each_time(
 def test_a_server_that_reuses_or_refuses_is_one_line() -> None:
     with model_server(reused=64) as (url, _):
         problem = "--url: the server reused 64 of 200 tokens nobody sent before"
-        assert_one_line(run("fit", "--url", url, "--lengths", "200,400"), problem)
-        assert_one_line(run("fit", "--url", url, "--lengths", "2,9x"), "is no list of numbers")
-        assert_one_line(run("fit", "--url", url, "--lengths", "0"), "has 1 token or more")
-        problem = "--lengths: 2048 does not fit the 2048 tokens a prompt has"
-        assert_one_line(run("fit", "--url", url, "--lengths", "2048"), problem)
+        assert_one_line(run("fit", "--url", url, "--lengths", LENGTHS), problem)
     with model_server(status=500) as (url, _):
-        assert_one_line(run("fit", "--url", url), "--url: v1/completions answers 500: ")
+        assert_one_line(run("fit", "--url", url), f"--url: {url}/v1/completions answers 500: ")
+
+
+@pytest.mark.parametrize(
+    ("lengths", "problem"),
+    [
+        ("2,9x", "is no list of numbers"),
+        ("0", "has 1 token or more"),
+        ("200,400", "--lengths: 2 different lengths cannot tell the coefficients apart"),
+        ("200,300,350,399", "--lengths: lengths from 200 to 399 are too close"),
+        (f"{LENGTHS},2048", "--lengths: 2048 does not fit the 2048 tokens a prompt has"),
+    ],
+)
+def test_lengths_are_refused_before_anything_is_measured(lengths: str, problem: str) -> None:
+    with model_server() as (url, seen):
+        assert_one_line(run("fit", "--url", url, "--lengths", lengths), problem)
+        assert seen == []
+
+
+def test_a_model_of_short_prompts_is_refused_before_anything_is_measured() -> None:
+    with model_server(most=200) as (url, seen):
+        assert_one_line(run("fit", "--url", url), "--lengths: 2 different lengths cannot tell")
+        assert seen == []

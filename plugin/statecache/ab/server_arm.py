@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from statecache.errors import SettingsError, on_one_line
+from statecache.server_address import without_user
 
 __all__ = ["ServerArm", "ServerSettings", "check_client", "made_servers", "parse_servers"]
 
@@ -83,7 +84,7 @@ class ServerArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Return the arm as it may be shown: no value of an option or variable that is a secret."""
         secrets = r"(?i)((?:--[\w-]*(?:key|token)(?:=|\s+)|\w*(?:key|token|secret|password)=))\S+"
         command = re.sub(secrets, r"\1***", self.command or "")
-        url = None if self.url is None else _without_user(self.url)
+        url = None if self.url is None else without_user(self.url)
         return msgspec.structs.replace(self, command=command or None, url=url)
 
     def error(self, problem: str) -> SettingsError:
@@ -97,7 +98,7 @@ class ServerArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         except ValueError:
             sound = False
         if not sound:
-            raise self.error(f"url {_without_user(url)!r} is not like http://host:port")
+            raise self.error(f"url {without_user(url)!r} is not like http://host:port")
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,10 +125,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for field in ("speed", "tokens_a_block", "output_tokens", "request_seconds"):
             if not 0 < getattr(self, field) < math.inf:
                 raise SettingsError(f"servers: {field} {getattr(self, field):g} must be above 0")
-
-
-def _without_user(url: str) -> str:
-    return re.sub(r"//[^/]*@", "//***@", url)
 
 
 def parse_servers(text: str) -> dict[str, Any]:

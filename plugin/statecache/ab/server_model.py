@@ -75,7 +75,7 @@ async def served_model(client: Client, arm: ServerArm) -> ServedModel:
 async def _version(client: Client) -> str:
     """Return the version, which vLLM and SGLang tell in different places."""
     for path in ("version", "server_info"):
-        with suppress(RequestError, msgspec.DecodeError):
+        with suppress(RequestError, msgspec.DecodeError, RecursionError):
             return msgspec.json.decode(await client.get(path), type=_Version).version
     return "of unknown version"
 
@@ -85,7 +85,7 @@ def vocabulary_of(model: str) -> int | None:
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     stored = home / "hub" / f"models--{model.replace('/', '--')}" / "snapshots"
     for path in (Path(model) / "config.json", *sorted(stored.glob("*/config.json"))):
-        with suppress(OSError, msgspec.DecodeError):
+        with suppress(OSError, msgspec.DecodeError, RecursionError):
             config = msgspec.json.decode(path.read_bytes(), type=_Config)
             found = config.vocab_size or (config.text_config and config.text_config.vocab_size)
             if found:
