@@ -14,8 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-# The native index is imported where it is used: without it a server must still start.
 from statecache.errors import SettingsError, on_one_line
+from statecache.given import (
+    ADMISSIONS,
+    BLOCK_ORDERS,
+    CHECKPOINTS,
+    FIELDS,
+    PLUGINS,
+    POLICIES,
+    Given,
+    check,
+    check_type,
+    flag_of,
+    number_in,
+    parse_cost,
+)
 from statecache.reference import ReferenceCost
 
 if TYPE_CHECKING:
@@ -39,34 +52,6 @@ __all__ = [
 
 CONFIG_VARIABLE = "STATECACHE_CONFIG"
 STRICT_VARIABLE = "STATECACHE_STRICT"
-PLUGINS = ("statecache",)
-POLICIES = ("gds", "lru", "learned")
-ADMISSIONS = ("engine", "ends+fork", "dense")
-BLOCK_ORDERS = ("reuse", "gds", "stock")
-CHECKPOINTS = ("native", "int8")
-
-
-class _Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the user gave, as it travels in `STATECACHE_CONFIG`; `None` is "not given"."""
-
-    kv_cache_plugin: str | None = None
-    policy: str | None = None
-    admission: str | None = None
-    cost: str | None = None
-    int8: bool | None = None
-    int8_slots: int | None = None
-    strict: bool | None = None
-    block_order: str | None = None
-    checkpoints: str | None = None
-    checkpoint_slots: int | None = None
-    checkpoint_interval: int | None = None
-    record: str | None = None
-    record_mib: int | None = None
-    dry_run: bool | None = None
-
-
-FIELDS = _Given.__struct_fields__
-
 # Settings that only one engine has a use for.
 _ONLY_FOR = {
     "block_order": "vllm",
@@ -112,7 +97,6 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "int8_slots": {
         "metavar": "N",
-        "type": int,
         "help": "states the int8 checkpoint pool holds (default: as many as fit in the bytes of "
         "SGLang's own state pool, or in 10 %% of vLLM's KV memory)",
     },
@@ -131,12 +115,10 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "checkpoint_slots": {
         "metavar": "N",
-        "type": int,
         "help": "states that pool holds (default: what fits in 10 %% of the KV memory)",
     },
     "checkpoint_interval": {
         "metavar": "TOKENS",
-        "type": int,
         "help": "keep a state every so many tokens beside those at prompt ends and junctions; a "
         "multiple of the block size (default: 8192 rounded up with a checkpoint pool, else none)",
     },
@@ -147,7 +129,6 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "record_mib": {
         "metavar": "N",
-        "type": int,
         "help": "most MiB of that file; the recording ends there (default: 256)",
     },
     "dry_run": {
@@ -227,12 +208,10 @@ class Settings(msgspec.Struct, frozen=True):
         A name given here wins over the environment. Raises `SettingsError` with one line.
         """
         carried = _carried(os.environ if environment is None else environment)
-        merged = carried | {name: value for name, value in given.items() if value is not None}
-        try:
-            checked = msgspec.convert(merged, _Given)
-        except msgspec.ValidationError as error:
-            raise SettingsError(on_one_line(f"statecache setting: {error}")) from error
-        return _filled(checked)
+        asked = {name: value for name, value in given.items() if value is not None}
+        for name, value in asked.items():
+            check_type(name, value)
+        return _filled(msgspec.convert(carried | asked, Given))
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -245,19 +224,13 @@ class Settings(msgspec.Struct, frozen=True):
         if "cost" in values:
             values["cost"] = f"{self.cost[0]!r},{self.cost[1]!r}"
         target = os.environ if environment is None else environment
-        target[CONFIG_VARIABLE] = msgspec.json.encode(_Given(**values)).decode()
+        target[CONFIG_VARIABLE] = msgspec.json.encode(Given(**values)).decode()
 
     def cost_model(self) -> CostModel:
         """Return the cost model these settings ask for."""
         from statecache import CostModel
 
         return CostModel(*self.cost)
-
-
-def flag_of(name: str) -> str:
-    """Return the command line flag of the setting `name`."""
-    flag = "--" + name.replace("_", "-")
-    return flag if name == "kv_cache_plugin" else flag.replace("--", "--statecache-", 1)
 
 
 def add_flags(parser: argparse.ArgumentParser, engine: str | None = None) -> None:
@@ -280,12 +253,16 @@ def _let_costs_be_values(parser: argparse.ArgumentParser) -> None:
 
 
 def given_on(holder: Any) -> dict[str, Any]:
-    """Return the settings given on a parsed command line."""
+    """Return the settings given on a parsed command line.
+
+    A text that should be a number stays one, for `from_given` to refuse: argparse would do so
+    below a usage of hundreds of lines.
+    """
     values = {
         name: getattr(holder, flag_of(name).removeprefix("--").replace("-", "_"), None)
         for name in FIELDS
     }
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: number_in(name, value) for name, value in values.items() if value is not None}
 
 
 def _carried(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -300,29 +277,16 @@ def _carried(environment: Mapping[str, str]) -> dict[str, Any]:
         return carried
     try:
         # Bytes that are no UTF-8 come as surrogates: back to bytes, for the decoder to refuse.
-        given = msgspec.json.decode(text.encode(errors="surrogateescape"), type=_Given)
+        given = msgspec.json.decode(text.encode(errors="surrogateescape"), type=Given)
     except (msgspec.DecodeError, UnicodeError) as error:
         raise SettingsError(on_one_line(f"{CONFIG_VARIABLE}: {error}")) from error
     return carried | {name: value for name in FIELDS if (value := getattr(given, name)) is not None}
 
 
-def _filled(given: _Given) -> Settings:
-    plugin, policy, slots = given.kv_cache_plugin, given.policy, given.int8_slots
-    if plugin is not None and plugin not in PLUGINS:
-        raise _bad("kv_cache_plugin", plugin, f"use {' or '.join(PLUGINS)}")
-    if policy is not None and policy not in POLICIES:
-        raise _bad("policy", policy, f"use {' or '.join(POLICIES)}")
-    if slots is not None and slots < 1:
-        raise _bad("int8_slots", slots, "use a number of states, 1 or more")
-    if slots is not None and not given.int8:
-        raise SettingsError(f"{flag_of('int8_slots')} needs {flag_of('int8')}")
-    admission = given.admission
-    if admission is not None and admission not in ADMISSIONS:
-        raise _bad("admission", admission, f"use {' or '.join(ADMISSIONS)}")
-    _check_checkpoints(given)
-    _check_record(given)
+def _filled(given: Given) -> Settings:
+    check(given)
     names = tuple(name for name in FIELDS if getattr(given, name) is not None)
-    if plugin is None and set(names) - {"strict"}:
+    if given.kv_cache_plugin is None and set(names) - {"strict"}:
         first = next(name for name in names if name != "strict")
         raise SettingsError(f"{flag_of(first)} needs {flag_of('kv_cache_plugin')} statecache")
     values = {name: getattr(given, name) for name in names}
@@ -330,70 +294,3 @@ def _filled(given: _Given) -> Settings:
         model = parse_cost(flag_of("cost"), given.cost)
         values["cost"] = (model.linear, model.quadratic)
     return Settings(**values, given=names)
-
-
-def _check_checkpoints(given: _Given) -> None:
-    order, mode = given.block_order, given.checkpoints
-    slots, interval = given.checkpoint_slots, given.checkpoint_interval
-    if order is not None and order not in BLOCK_ORDERS:
-        raise _bad("block_order", order, f"use {' or '.join(BLOCK_ORDERS)}")
-    if mode is not None and mode not in CHECKPOINTS:
-        raise _bad("checkpoints", mode, f"use {' or '.join(CHECKPOINTS)}")
-    if mode == "native" and given.int8:
-        raise SettingsError(
-            f"{flag_of('int8')} and {flag_of('checkpoints')} native exclude another"
-        )
-    if order == "gds" and (mode is not None or given.int8):
-        raise SettingsError(
-            f"{flag_of('block_order')} gds and a checkpoint pool exclude another: states that are"
-            " kept apart are ruled there"
-        )
-    if interval is not None and given.admission == "ends+fork":
-        raise SettingsError(
-            f"{flag_of('admission')} ends+fork and {flag_of('checkpoint_interval')} exclude another"
-        )
-    if slots is not None and slots < 1:
-        raise _bad("checkpoint_slots", slots, "use a number of states, 1 or more")
-    if slots is not None and given.int8_slots is not None:
-        raise SettingsError(
-            f"give {flag_of('int8_slots')} or {flag_of('checkpoint_slots')}, not both"
-        )
-    if slots is not None and mode is None and not given.int8:
-        raise SettingsError(f"{flag_of('checkpoint_slots')} needs {flag_of('checkpoints')}")
-    if interval is not None and interval < 0:
-        raise _bad("checkpoint_interval", interval, "use a number of tokens, or 0 for none")
-
-
-def _check_record(given: _Given) -> None:
-    most = given.record_mib
-    if given.record is not None and not given.record:
-        raise _bad("record", "", "name a file")
-    try:
-        (given.record or "").encode()
-    except UnicodeEncodeError:
-        raise _bad("record", given.record, "name a file in UTF-8") from None
-    if most is not None and most < 1:
-        raise _bad("record_mib", most, "use a number of MiB, 1 or more")
-    if most is not None and given.record is None:
-        raise SettingsError(f"{flag_of('record_mib')} needs {flag_of('record')}")
-
-
-def parse_cost(flag: str, text: str) -> CostModel:
-    """Return the cost model that `text`, "LINEAR,QUADRATIC", describes. `flag` is for the error."""
-    from statecache import CostModel
-
-    linear, _, quadratic = text.partition(",")
-    try:
-        coefficients = float(linear), float(quadratic)
-    except ValueError:
-        advice = "use two numbers, LINEAR,QUADRATIC"
-    else:
-        try:
-            return CostModel(*coefficients)
-        except ValueError as error:
-            advice = str(error)
-    raise SettingsError(on_one_line(f"{flag} cannot be '{text}': {advice}"))
-
-
-def _bad(name: str, value: object, advice: str) -> SettingsError:
-    return SettingsError(on_one_line(f"{flag_of(name)} cannot be '{value}': {advice}"))

@@ -180,8 +180,15 @@ def test_strict_from_its_own_variable(text, strict):
         ),
         ({**ON, "record": "f", "record_mib": 0}, "--statecache-record-mib cannot be '0'"),
         ({**ON, "record_mib": 1}, "--statecache-record-mib needs --statecache-record"),
-        ({**ON, "int8": "yes"}, "Expected `bool | null`, got `str` - at `$.int8`"),
-        ({**ON, "speed": 1}, "unknown field `speed`"),
+        ({**ON, "int8": "yes"}, "--statecache-int8 cannot be 'yes': use true or false"),
+        ({**ON, "policy": 1}, "--statecache-policy cannot be '1': use a text"),
+        (
+            {**ON, "int8_slots": "8"},
+            "--statecache-int8-slots cannot be '8': use a number of states from 1 to 1000000000",
+        ),
+        ({**ON, "record_mib": True}, "--statecache-record-mib cannot be 'True': use a number"),
+        ({**ON, "polcy": "gds"}, "no setting 'statecache_polcy': statecache_policy is one"),
+        ({**ON, "zzz": 1}, "there is no setting 'statecache_zzz'"),
     ],
 )
 def test_what_is_refused(given, message):
@@ -189,6 +196,31 @@ def test_what_is_refused(given, message):
         Settings.from_given(given, {})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [10**9 + 1, 10**22, -1])
+@pytest.mark.parametrize(
+    "name", ["int8-slots", "checkpoint-slots", "checkpoint-interval", "record-mib"]
+)
+def test_a_number_that_cannot_be_is_refused_by_its_flag(name, number):
+    flag = f"--statecache-{name}"
+    given = parse("--kv-cache-plugin", "statecache", f"{flag}={number}")
+    with pytest.raises(SettingsError, match=rf"^{flag} cannot be '{number}': use a number of "):
+        Settings.from_given(given, {})
+
+
+@pytest.mark.parametrize("text", ["abc", "", "1.5", "0x10", "9" * 5000])
+@pytest.mark.parametrize(
+    "name", ["int8-slots", "checkpoint-slots", "checkpoint-interval", "record-mib"]
+)
+def test_a_text_in_the_place_of_a_number_is_refused_without_a_usage(capsys, name, text):
+    """By argparse it would be below the usage of an engine, hundreds of lines."""
+    flag = f"--statecache-{name}"
+    given = parse("--kv-cache-plugin", "statecache", f"{flag}={text}")
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_given(given, {})
+    assert str(caught.value).startswith(f"{flag} cannot be '{text}': use a number of ")
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
