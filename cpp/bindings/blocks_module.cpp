@@ -275,6 +275,16 @@ PYBIND11_MODULE(_blocks, m) {
           "touch", [](Queue& self, const py::object& blocks) { self.touch(Items(blocks)); },
           py::arg("blocks"))
       .def(
+          "hit_in_use",
+          [](Queue& self, const py::object& blocks) {
+            std::vector<Block> used;
+            const Items items(blocks);
+            for (size_t at = 0; at < items.size(); ++at)
+              used.push_back(self.pool.number(items[at]));
+            self.hit_in_use(used);
+          },
+          py::arg("blocks"))
+      .def(
           "remove",
           [](Queue& self, const py::object& block) {
             const Block number = self.pool.number(block.ptr());

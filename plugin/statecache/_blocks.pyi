@@ -80,6 +80,9 @@ class BlockQueue:
         A block that `is_null` is only counted. One that is named twice leaves once.
         """
 
+    def hit_in_use(self, blocks: Iterable[Any]) -> None:
+        """Blocks that are in use were hit once more; `touch` knows without being told."""
+
     def remove(self, block: Any) -> None:
         """A free block was hit and is in use again."""
 

@@ -9,12 +9,23 @@ import dataclasses
 import importlib
 import inspect
 import logging
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from statecache.settings import flag_of
 
-__all__ = ["Seam", "SeamError", "check", "check_native", "methods", "probe", "replaced"]
+__all__ = [
+    "Seam",
+    "SeamError",
+    "check",
+    "check_native",
+    "engines_own",
+    "methods",
+    "probe",
+    "replaced",
+    "watch",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +33,8 @@ class Seam:
     """One thing of an engine that is used, and what must hold for it.
 
     `public`, of a class that is replaced: all it may have that others could call. `code`, of a
-    function that is replaced: all the names that its code may use.
+    function that is replaced: all the names that its code may use. `replaced`, of a function whose
+    place the adapter takes: that it is the engine's own, since nothing around it would be called.
     """
 
     module: str
@@ -31,6 +43,7 @@ class Seam:
     base: str | None = None
     public: tuple[str, ...] | None = None
     code: tuple[str, ...] | None = None
+    replaced: bool = False
 
     def state(self) -> str:
         """Return "ok", "missing", or "moved" with what is different.
@@ -39,8 +52,9 @@ class Seam:
         """
         try:
             found: Any = importlib.import_module(self.module)
+            owner = found
             for name in self.path.split("."):
-                found = inspect.getattr_static(found, name)
+                owner, found = found, inspect.getattr_static(found, name)
         except AttributeError:
             return "missing"
         except ImportError as error:
@@ -63,7 +77,23 @@ class Seam:
             names = tuple(inspect.signature(found).parameters)
             if names != self.parameters:
                 return f"moved (takes {', '.join(names)})"
+        if self.replaced and engines_own(owner, name) is None:
+            return f"moved (another plugin changed it: {_place(found)})"
         return "ok"
+
+
+def engines_own(owner: Any, name: str) -> Any:
+    """Return the function `name` of a class, None if it comes from anywhere but there."""
+    found = inspect.getattr_static(owner, name, None)
+    module = vars(sys.modules[owner.__module__])
+    return found if getattr(found, "__globals__", None) is module else None
+
+
+def _place(function: Any) -> str:
+    """Return where a function, or what is in the place of one, was written."""
+    code = getattr(function, "__code__", None)
+    module = getattr(function, "__globals__", {}).get("__name__", "")
+    return f"{module}.{code.co_qualname}" if code else type(function).__qualname__
 
 
 class SeamError(RuntimeError):
@@ -120,4 +150,26 @@ def methods(module: str, owner: str, parameters: dict[str, str]) -> tuple[Seam, 
 def replaced(module: str, owner: str, parameters: dict[str, str]) -> tuple[Seam, ...]:
     """Return the seams of a class in whose place the adapter puts its own, which has no more."""
     own = Seam(module, owner, public=tuple(parameters))
-    return (own, *methods(module, owner, parameters))
+    taken = methods(module, owner, parameters)
+    return (own, *(dataclasses.replace(one, replaced=True) for one in taken))
+
+
+def watch(seams: Sequence[Seam]) -> Callable[[], str | None]:
+    """Return what names the first of these functions that is not the engine's own any more.
+
+    It returns None while all of them are, and looks at those that are `replaced` only.
+    """
+    own = []
+    for seam in seams:
+        if seam.replaced:
+            path, _, name = seam.path.rpartition(".")
+            owner = getattr(importlib.import_module(seam.module), path)
+            own.append((owner, name, engines_own(owner, name)))
+
+    def changed() -> str | None:
+        for owner, name, function in own:
+            if owner.__dict__.get(name) is not function:
+                return f"{owner.__name__}.{name}"
+        return None
+
+    return changed

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from statecache.seam import engines_own
 from statecache_vllm import seams
 
 __all__ = [
@@ -116,13 +117,23 @@ def guarded_touch(pool: Any, queue: Any, guard: Guard, hand_over: Callable[[], A
     """Return what takes the place of `BlockPool.touch`: all blocks of a hit leave `queue` at once.
 
     vLLM 0.32's own asks block by block, which costs more than the order gains. It is back as soon
-    as the pool has another queue.
+    as the pool has another queue, and called as soon as another plugin has put something around it.
     """
-    original, own = pool.touch, pool.free_block_queue
+    original, own, base = seams.late(pool, "touch"), pool.free_block_queue, type(pool)
+    vllms = engines_own(base, "touch")
     leave = guard.wrap(queue.touch, hand_over)  # returns None unless it failed
+    hit_in_use = guard.wrap(queue.hit_in_use, hand_over)
+
+    def touch_as_others_do(blocks: Sequence[Any]) -> None:
+        used = [block for block in blocks if block.ref_cnt and not block.is_null]
+        original(blocks)
+        if pool.free_block_queue is own:
+            hit_in_use(used)
 
     def touch(blocks: Sequence[Any]) -> None:
-        if pool.free_block_queue is not own or leave(blocks) is not None:
+        if pool.free_block_queue is own and base.touch is not vllms:
+            touch_as_others_do(blocks)
+        elif pool.free_block_queue is not own or leave(blocks) is not None:
             original(blocks)
         elif pool.metrics_collector:
             for block in blocks:

@@ -8,6 +8,7 @@ from typing import Any
 
 from statecache._blocks import BlockQueue, CachedBlocks, ReuseQueue, StockQueue
 from statecache.errors import stop
+from statecache.seam import watch
 from statecache.settings import Settings
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_book import CheckpointBook
@@ -23,6 +24,7 @@ from statecache_vllm.guard import (
     vllms_own_queue,
 )
 from statecache_vllm.reporting import Report
+from statecache_vllm.seam_table import REPLACED
 
 _log = logging.getLogger("statecache.vllm")
 
@@ -125,6 +127,17 @@ class Planner:
             vllms_own_map(self._pool)
         return self._pool.cached_block_hash_to_block
 
+    def _make_way(self) -> None:
+        """Before the next step: finish what failed, and let in what others put into vLLM's own."""
+        if self.queue is not None and not self._map_failed:
+            changed = self._changed()
+            if changed is None:
+                return
+            self.guard.count(f"another plugin changed {changed}")
+            self._hand_over_map()
+        if self._map_failed:
+            self._hand_over()
+
     def _new_queue(self) -> BlockQueue | None:
         """Return the queue of the order, None where vLLM's own does all that is asked for."""
         if self._settings.block_order == "stock" and self.book is None:
@@ -146,11 +159,12 @@ class Planner:
             queue.lost = self.guard.wrap(self._lost, self._end_book)
         pool.free_block_queue = GuardedQueue(queue, self.guard, self._hand_over)
         pool.touch = guarded_touch(pool, queue, self.guard, self._hand_over)
-        pool.reset_prefix_cache = self._reset(pool.reset_prefix_cache)
-        pool.evict_blocks = self._evict_blocks(pool.evict_blocks)
-        manager.get_computed_blocks = self._lookup(manager.get_computed_blocks)
+        pool.reset_prefix_cache = self._reset(seams.late(pool, "reset_prefix_cache"))
+        pool.evict_blocks = self._evict_blocks(seams.late(pool, "evict_blocks"))
+        manager.get_computed_blocks = self._lookup(seams.late(manager, "get_computed_blocks"))
         if isinstance(queue, ReuseQueue):
-            manager.allocate_slots = self._allocate(manager.allocate_slots, queue)
+            manager.allocate_slots = self._allocate(seams.late(manager, "allocate_slots"), queue)
+        self._changed = watch(REPLACED)
 
     # What vLLM does to the pool.
 
@@ -359,8 +373,7 @@ class Planner:
 
     def plan(self, block_state: Any) -> tuple[list[Copy], list[Copy]]:
         """Return the restores and stores of this step."""
-        if self._map_failed:
-            self._hand_over()
+        self._make_way()
         restores, self._restores = self._restores, []
         if self.book is None and not isinstance(self.queue, GdsQueue):
             return restores, []

@@ -65,7 +65,7 @@ class Report:
     def watch(self, manager: Any) -> None:
         """See every lookup of a `KVCacheManager`, as the last one around it."""
         self._pool = manager.block_pool
-        look_up, note = manager.get_computed_blocks, Quiet(self._note)
+        look_up, note = seams.late(manager, "get_computed_blocks"), Quiet(self._note)
 
         def get_computed_blocks(request: Any) -> Any:
             found = look_up(request)

@@ -17,11 +17,40 @@ from statecache_vllm.names import (
     WORKER,
 )
 
-__all__ = ["SEAMS", "TESTED"]
+__all__ = ["REPLACED", "SEAMS", "TESTED"]
 
 TESTED = ("0.32.0",)
 
+# Classes in whose place the adapter puts its own.
+REPLACED: tuple[Seam, ...] = (
+    *replaced(
+        POOL,
+        "BlockHashToBlockMap",
+        {
+            "get_one_block": "key",
+            "contain": "key block_id",
+            "insert": "key block",
+            "pop": "key block_id",
+        },
+    ),
+    *replaced(
+        HASHES,
+        "FreeKVCacheBlockQueue",
+        {
+            "popleft": "",
+            "popleft_n": "n",
+            "remove": "block",
+            "append": "block",
+            "append_n": "blocks",
+            "prepend_n": "blocks",
+            "get_all_free_blocks": "",
+            "iter_blocks_after": "cursor",
+        },
+    ),
+)
+
 SEAMS: tuple[Seam, ...] = (
+    *REPLACED,
     Seam(ARGUMENTS, "EngineArgs.add_cli_args", ("parser",)),
     Seam(ARGUMENTS, "EngineArgs.from_cli_args", ("cls", "args")),
     Seam(ARGUMENTS, "EngineArgs.create_engine_config", ("self", "usage_context", "headless")),
@@ -73,34 +102,11 @@ SEAMS: tuple[Seam, ...] = (
             "metrics_collector",
             "on_block_accessed",
         ),
-    ),
-    *replaced(
-        POOL,
-        "BlockHashToBlockMap",
-        {
-            "get_one_block": "key",
-            "contain": "key block_id",
-            "insert": "key block",
-            "pop": "key block_id",
-        },
+        replaced=True,
     ),
     Seam(HASHES, "get_group_id", ("key",)),
     Seam(HASHES, "get_block_hash", ("key",)),
     Seam(HASHES, "make_block_hash_with_group_id", ("block_hash", "group_id")),
-    *replaced(
-        HASHES,
-        "FreeKVCacheBlockQueue",
-        {
-            "popleft": "",
-            "popleft_n": "n",
-            "remove": "block",
-            "append": "block",
-            "append_n": "blocks",
-            "prepend_n": "blocks",
-            "get_all_free_blocks": "",
-            "iter_blocks_after": "cursor",
-        },
-    ),
     *(
         Seam(HASHES, f"KVCacheBlock.{name}")
         for name in ("block_id", "block_hash", "ref_cnt", "is_null")

@@ -22,6 +22,7 @@ __all__ = [
     "fresh_blocks",
     "groups_of",
     "hook_engine_args",
+    "late",
     "is_mamba",
     "key_of",
     "kv_blocks",
@@ -178,6 +179,18 @@ def end_requests_as_without_a_connector(manager: Any) -> None:
     manager.remove_skipped_blocks = lambda *_args, **_kwargs: None
 
 
+def late(owner: Any, name: str) -> Callable[..., Any]:
+    """Return `owner.name` as it is at each call: with what others put on the class by then."""
+    if name in vars(owner):
+        return getattr(owner, name)  # type: ignore[no-any-return]
+    base = type(owner)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(base, name)(owner, *args, **kwargs)
+
+    return call
+
+
 def put_cache(pool: Any, cached: Any) -> None:
     """Have `pool` keep in `cached` what its blocks hold; `stop` if they hold anything yet."""
     if len(pool.cached_block_hash_to_block):
@@ -227,7 +240,8 @@ def rebuilt_queue() -> Any:
 
         def append(self, block: Any) -> None:
             """Append; a block that is here already moves."""
-            self.append_n([block])
+            self._leave([block])
+            super().append(block)
 
         def _leave(self, blocks: Sequence[Any]) -> None:
             for block in blocks:

@@ -1,11 +1,9 @@
 """What may go wrong around the plugin: vLLM goes on, or start-up stops with one clear line.
 
 What fails inside the plugin (queue, map, book, a store) is in test_guard.py, a seam that moved and
-a version that nobody tried in test_seams.py.
+a version that nobody tried in test_seams.py, other plugins in test_other_plugins.py.
 """
 
-import functools
-import inspect
 import json
 import os
 import signal
@@ -21,10 +19,8 @@ import psutil
 import pytest
 import test_server
 from engine import document
-from scheduled import Run
 from test_server import serve
 from test_worker import store_over
-from vllm.v1.core.sched.scheduler import Scheduler
 
 from statecache.checkpoint_pool import CheckpointPool
 from statecache.trace import read_trace
@@ -88,35 +84,6 @@ def test_loaded_twice_the_flags_are_there_once(model):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2] == "configured"
     assert int(done.stdout.splitlines()[-1]) <= 2  # in the usage line, if at all, and in the list
-
-
-@pytest.mark.parametrize("order", ["before", "after"])
-def test_another_plugin_around_the_split_of_prompts_is_called_too(monkeypatch, model, order):
-    """Chunks end every 64 tokens by ours; the other one sees each of them."""
-    name, seen = "_mamba_block_aligned_split", []
-    own = inspect.unwrap(getattr(Scheduler, name))
-    monkeypatch.setattr(Scheduler, name, own)
-    monkeypatch.setattr(Scheduler, "_statecache", True, raising=False)
-    monkeypatch.delattr(Scheduler, "_statecache")
-
-    def put_theirs() -> None:
-        inner = getattr(Scheduler, name)
-
-        @functools.wraps(inner)
-        def theirs(*args, **kwargs):
-            seen.append(1)
-            return inner(*args, **kwargs)
-
-        setattr(Scheduler, name, theirs)
-
-    if order == "before":
-        put_theirs()
-    run = Run(model, blocks=100, plugin={"checkpoint_interval": 64})
-    if order == "after":
-        put_theirs()
-    run.ask(document(1, 300))
-    assert run.chunk_ends["r1"][:4] == [64, 128, 192, 256]
-    assert len(seen) >= 5
 
 
 def test_an_int8_store_that_fails_is_reported_once_and_ends_the_stores(monkeypatch, caplog):
