@@ -10,7 +10,7 @@ import msgspec
 
 from statecache.errors import SettingsError, on_one_line
 
-__all__ = ["DTYPE_BYTES", "ENGINES", "FAMILIES", "HybridModel", "read_model"]
+__all__ = ["DTYPE_BYTES", "ENGINES", "FAMILIES", "HybridModel", "model_of", "read_model"]
 
 ENGINES = ("sglang", "vllm")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
@@ -268,7 +268,11 @@ def read_model(path: Path, ranks: int = 1) -> HybridModel:
 
     A text model may be nested under text_config. Raises `SettingsError` with one line.
     """
-    keys, source = _load(path)
+    return model_of(*_load(path), ranks)
+
+
+def model_of(keys: dict[str, Any], source: str, ranks: int = 1) -> HybridModel:
+    """As `read_model`, from what the file `source` holds."""
     kind, nested = keys.get("model_type"), keys.get("text_config")
     if not _known(kind) and isinstance(nested, dict):
         keys = {"dtype": keys.get("dtype"), "torch_dtype": keys.get("torch_dtype")} | nested

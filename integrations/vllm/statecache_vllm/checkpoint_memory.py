@@ -11,17 +11,22 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
-from statecache.errors import stop
+import msgspec
+
+from statecache.errors import SettingsError, stop
+from statecache.model_config import DTYPE_BYTES, model_of
 from statecache.settings import Settings, flag_of
 from statecache_vllm import seams
 
 __all__ = [
     "bytes_per_state",
+    "check_slots",
     "describe",
     "dry_run_sizes",
     "knows_states",
     "pool_slots",
     "set_aside",
+    "slots_flag",
 ]
 
 _log = logging.getLogger("statecache.vllm")
@@ -70,6 +75,39 @@ def bytes_per_state(mode: str, kv_cache_config: Any) -> int:
     groups = kv_cache_config.kv_cache_groups
     states = [g for g in groups if seams.is_mamba(g.kv_cache_spec)]
     return _state_bytes([(g.kv_cache_spec, len(g.layer_names)) for g in states], mode)
+
+
+def slots_flag(settings: Settings) -> str:
+    """Return the flag that says, or would say, how many states the pool holds."""
+    return flag_of("checkpoint_slots" if settings.int8_slots is None else "int8_slots")
+
+
+def check_slots(settings: Settings, vllm_config: Any) -> None:
+    """Raise `SettingsError` if the slots asked for need more memory than a device has at all.
+
+    Before an engine is started, from the file of a model that is known; `set_aside` sees any.
+    """
+    asked, ranks = settings.pool_slots, vllm_config.parallel_config.tensor_parallel_size
+    if asked is None:
+        return
+    try:
+        model = model_of(vllm_config.model_config.hf_text_config.to_dict(), "config.json", ranks)
+    except SettingsError:
+        return
+    dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
+    state = vllm_config.cache_config.mamba_ssm_cache_dtype
+    model = msgspec.structs.replace(model, dtype=dtype if dtype in DTYPE_BYTES else model.dtype)
+    bytes_of = model.int8_bytes if settings.checkpoint_mode == "int8" else model.state_bytes
+    one = bytes_of("vllm", state if state in DTYPE_BYTES else None)
+    if asked * one > (total := seams.device_memory()):
+        raise SettingsError(
+            f"{_need(settings, asked, one)}, and a device here has {total:,}: give fewer"
+        )
+
+
+def _need(settings: Settings, slots: int, one: int) -> str:
+    what = f"{slots} {settings.checkpoint_mode} checkpoints of {one:,} bytes"
+    return f"{slots_flag(settings)}: {what} need {slots * one:,} bytes"
 
 
 def pool_slots(settings: Settings, vllm_config: Any, kv_cache_config: Any) -> int:
@@ -127,7 +165,7 @@ def set_aside(settings: Settings, specs: Iterable[Any], available: int) -> int:
     left = available - asked * one
     if left <= 0:
         stop(
-            f"{asked} checkpoints of {one:,} bytes need {asked * one:,} bytes,"
-            f" {available:,} are there for blocks and checkpoints"
+            f"{_need(settings, asked, one)}, {available:,} are there for blocks and checkpoints:"
+            " give fewer"
         )
     return left

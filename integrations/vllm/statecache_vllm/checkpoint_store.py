@@ -15,7 +15,7 @@ from typing import Any
 from statecache.errors import on_one_line, stop
 from statecache.settings import Settings
 from statecache_vllm import seams
-from statecache_vllm.checkpoint_memory import describe, pool_slots
+from statecache_vllm.checkpoint_memory import describe, pool_slots, slots_flag
 
 __all__ = ["CheckpointStore"]
 
@@ -54,7 +54,8 @@ class CheckpointStore:
                 pool = library.CheckpointPool(active, total, mode=settings.checkpoint_mode)
             except (MemoryError, RuntimeError, library.PoolDoesNotFitError) as error:
                 what = f"{slots} {settings.checkpoint_mode} checkpoints"
-                stop(f"no memory for {what}: {on_one_line(str(error))}")
+                why = on_one_line(str(error))
+                stop(f"no memory for {what}: {why}: lower {slots_flag(settings)}")
             pool.alloc(total)
             self._pools.append(_Pool(active, pool, positions))
         self._stored: tuple[int, ...] | None = None

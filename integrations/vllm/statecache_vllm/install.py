@@ -12,6 +12,7 @@ from statecache.errors import SettingsError
 from statecache.record_file import check_record_file
 from statecache.settings import Settings
 from statecache_vllm import refusals, seam_table, seams
+from statecache_vllm.checkpoint_memory import check_slots
 from statecache_vllm.chunks import check_interval
 
 _log = logging.getLogger("statecache.vllm")
@@ -55,6 +56,7 @@ def configure(settings: Settings, engine_args: Any, create: Callable[[], Any]) -
         _log.warning("statecache: this model caches no recurrent states; nothing was changed")
         return create()
     refusals.refuse_config(config)
+    check_slots(in_force, config)
     _check(config)
     _log.info(
         "statecache: block order %s, checkpoints %s, policy %s, vLLM %s",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -17,6 +18,7 @@ from statecache_vllm import names as at
 __all__ = [
     "connect",
     "connector_bases",
+    "device_memory",
     "end_requests_as_without_a_connector",
     "engine_version",
     "fresh_blocks",
@@ -122,6 +124,14 @@ def connect(given: dict[str, Any]) -> Any:
         kv_role="kv_producer",
         kv_connector_extra_config={"statecache": given},
     )
+
+
+def device_memory() -> int:
+    """Return the bytes of memory of a device; on a CPU those of the machine."""
+    platform = load("vllm.platforms").current_platform
+    if platform.is_cpu():
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(platform.get_device_total_memory())
 
 
 def worker_class() -> str:

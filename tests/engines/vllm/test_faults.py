@@ -113,6 +113,7 @@ def test_memory_that_the_pool_does_not_get_stops_the_start_with_one_line(monkeyp
         store_over(monkeypatch, shared=False, checkpoint_slots=4)
     line = str(stopped.value)
     assert line.startswith("statecache: no memory for 4 native checkpoints: ")
+    assert line.endswith(": lower --statecache-checkpoint-slots")
     assert "\n" not in line
 
 

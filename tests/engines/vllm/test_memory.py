@@ -5,12 +5,15 @@ Convolution 3 * 512 * 2 = 3,072 bytes; temporal 4 * 64 * 64 * 4 = 65,536 bytes i
 """
 
 import types
+from contextlib import nullcontext
 
 import pytest
 from scheduled import Run, _groups
 from torch import empty
+from vllm.engine.arg_utils import EngineArgs
 
 from statecache.settings import Settings
+from statecache_vllm import adapter, seams
 from statecache_vllm.checkpoint_memory import describe, pool_slots, set_aside
 from statecache_vllm.chunks import clip
 
@@ -36,9 +39,61 @@ def test_what_is_left_for_blocks(given, left):
     assert set_aside(settings(**given), SPECS, 1_000_000) == left
 
 
-def test_more_slots_than_memory_stop_with_the_numbers():
-    with pytest.raises(SystemExit, match=r"5 checkpoints of 205,824 bytes need 1,029,120 bytes"):
-        set_aside(settings(checkpoints="native", checkpoint_slots=5), SPECS, 1_000_000)
+@pytest.mark.parametrize(
+    ("given", "need"),
+    [
+        ({"checkpoints": "native", "checkpoint_slots": 5}, 5 * NATIVE),
+        ({"int8": True, "int8_slots": 5}, 5 * INT8),
+    ],
+)
+def test_more_slots_than_memory_stop_with_the_numbers_and_the_flag(given, need):
+    with pytest.raises(SystemExit) as e:
+        set_aside(settings(**given), SPECS, need - 1)
+    flag, mode = ("int8-slots", "int8") if "int8" in given else ("checkpoint-slots", "native")
+    assert str(e.value) == (
+        f"statecache: --statecache-{flag}: 5 {mode} checkpoints of {need // 5:,} bytes need"
+        f" {need:,} bytes, {need - 1:,} are there for blocks and checkpoints: give fewer"
+    )
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    adapter.register()
+
+
+def pool_of(slots: int, mode: str) -> dict:
+    pool = {"statecache_checkpoints": mode, "statecache_checkpoint_slots": slots}
+    return {"kv_cache_plugin": "statecache", **pool}
+
+
+@pytest.mark.parametrize("mode", ["native", "int8"])
+def test_more_slots_than_any_device_has_memory_for_stop_before_the_engine(any_model, mode):
+    folder, block = any_model
+    engine_args = EngineArgs(
+        model=str(folder), block_size=block, additional_config=pool_of(10**9, mode)
+    )
+    with pytest.raises(SystemExit) as stopped:
+        engine_args.create_engine_config()
+    line, have = str(stopped.value), f"{seams.device_memory():,}"
+    start = f"statecache: --statecache-checkpoint-slots: 1000000000 {mode} checkpoints of "
+    assert line.startswith(start)
+    assert line.endswith(f",000,000,000 bytes, and a device here has {have}: give fewer")
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_slots_that_fit_exactly_pass_before_the_engine(monkeypatch, model, short):
+    """Six layers: convolution 3 * 512 * 2, temporal 4 * 64 * 64 * 2: 35,840 bytes each."""
+    monkeypatch.setattr(seams, "device_memory", lambda: 7 * 6 * 35_840 - short)
+    engine_args = EngineArgs(
+        model=str(model),
+        dtype="bfloat16",
+        block_size=32,
+        mamba_ssm_cache_dtype="bfloat16",
+        additional_config=pool_of(7, "native"),
+    )
+    with pytest.raises(SystemExit) if short else nullcontext():
+        engine_args.create_engine_config()
 
 
 @pytest.mark.parametrize(("mode", "one"), [("native", NATIVE), ("int8", INT8)])
