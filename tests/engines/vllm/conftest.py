@@ -28,7 +28,13 @@ def pytest_report_header():
 
 
 # Many engines or whole servers: left out by `--quick`.
-LONG = ("test_ab_server.py", "test_accuracy.py", "test_ranks.py", "test_server.py")
+LONG = (
+    "test_ab_server.py",
+    "test_accuracy.py",
+    "test_ranks.py",
+    "test_server.py",
+    "test_server_faults.py",
+)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,41 +1,29 @@
 """What may go wrong around the plugin: vLLM goes on, or start-up stops with one clear line.
 
 What fails inside the plugin (queue, map, book, a store) is in test_guard.py, a seam that moved and
-a version that nobody tried in test_seams.py, other plugins in test_other_plugins.py.
+a version that nobody tried in test_seams.py, other plugins in test_other_plugins.py, real servers
+in test_server_faults.py.
 """
 
-import json
 import os
-import signal
-import socket
+import re
+import shutil
 import subprocess
 import sys
 import textwrap
-import time
-import urllib.error
-import urllib.request
+from pathlib import Path
+from subprocess import CompletedProcess
 
-import psutil
 import pytest
-import test_server
-from engine import document
-from test_server import serve
 from test_worker import store_over
 
+import statecache
 from statecache.checkpoint_pool import CheckpointPool
-from statecache.trace import read_trace
 from statecache_vllm.connector import StateCacheConnector, StepCommands, Stored
 from statecache_vllm.guard import Guard
 
-BROKEN = """
-    import sys
-    class Broken:
-        def find_spec(self, name, path=None, target=None):
-            if name == "MODULE":
-                raise ImportError("PROBLEM", name=name)
-    sys.meta_path.insert(0, Broken())
-"""
 CONFIGURE = """
+    import sys
     from vllm.plugins import load_general_plugins
     load_general_plugins()
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -47,43 +35,51 @@ CONFIGURE = """
 """
 
 
-def in_a_fresh_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def in_a_fresh_process(code: str, *arguments: str, path: object = "") -> CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, *arguments],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
+        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONPATH": str(path)},
     )
 
 
-@pytest.mark.parametrize("module", ["statecache._index", "statecache._blocks"])
-def test_an_extension_that_does_not_load_stops_a_server_that_asks_for_it_alone(model, module):
-    broken = BROKEN.replace("MODULE", module).replace("PROBLEM", "undefined symbol: PyX")
-    code = textwrap.dedent(broken) + textwrap.dedent(CONFIGURE)
+def broken_copy(folder: Path, broken: str, content: bytes | None) -> Path:
+    """A copy of the package with an extension of this content, None for another Python's."""
+    copy, ignored = folder / "statecache", shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(statecache.__file__).parent, copy, ignore=ignored)
+    (found,) = copy.glob(f"{broken}.*.so")
+    if content is None:
+        found.rename(found.with_name(re.sub(r"cpython-\d+", "cpython-399", found.name)))
+    else:
+        found.write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("module", "content", "why"),
+    [
+        ("_index", None, "No module named 'statecache._index'"),
+        ("_blocks", b"no library" * 1000, "{path}: invalid ELF header"),
+    ],
+)
+def test_an_extension_that_does_not_load_stops_a_server_that_asks_for_it_alone(
+    model, tmp_path, module, content, why
+):
+    code = textwrap.dedent(CONFIGURE)
     words = ["--model", str(model), "--block-size", "32"]
-    asked = in_a_fresh_process(code, *words, "--kv-cache-plugin", "statecache")
-    assert asked.returncode == 1
-    line = asked.stderr.splitlines()[-1]
-    assert line == (
-        f"statecache: {module} does not load: reinstall statecache with pip in this Python"
-        " (undefined symbol: PyX)"
+    path = broken_copy(tmp_path, module, content)
+    (library,) = (path / "statecache").glob(f"{module}.*.so")
+    asked = in_a_fresh_process(code, *words, "--kv-cache-plugin", "statecache", path=path)
+    assert asked.returncode == 2
+    assert asked.stderr.splitlines()[-1] == (
+        f"statecache: statecache.{module} does not load: reinstall statecache with pip in this"
+        f" Python ({why.format(path=library)})"
     )
     assert "Traceback" not in asked.stderr
-    alone = in_a_fresh_process(code, *words)
+    alone = in_a_fresh_process(code, *words, path=path)
     assert alone.stdout.splitlines()[-1] == "configured", alone.stderr
-
-
-def test_loaded_twice_the_flags_are_there_once(model):
-    twice = "import sys, statecache_vllm\nstatecache_vllm.register()\nstatecache_vllm.register()\n"
-    code = (
-        twice + textwrap.dedent(CONFIGURE) + "print(parser.format_help().count('statecache-pol'))"
-    )
-    words = ["--model", str(model), "--block-size", "32", "--kv-cache-plugin", "statecache"]
-    done = in_a_fresh_process(code, *words)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2] == "configured"
-    assert int(done.stdout.splitlines()[-1]) <= 2  # in the usage line, if at all, and in the list
 
 
 def test_an_int8_store_that_fails_is_reported_once_and_ends_the_stores(monkeypatch, caplog):
@@ -120,38 +116,3 @@ def test_memory_that_the_pool_does_not_get_stops_the_start_with_one_line(monkeyp
 def test_a_pool_that_is_larger_than_the_memory_stops_the_start_with_one_line(monkeypatch):
     with pytest.raises(SystemExit, match=r"^statecache: no memory .* bytes on cpu, .* are free"):
         store_over(monkeypatch, shared=False, checkpoint_slots=10**9)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def name_of(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline()).lower()
-    except psutil.Error:  # it ended
-        return ""
-
-
-def test_a_killed_engine_core_ends_the_server_and_leaves_nothing_behind(
-    model, tmp_path, monkeypatch
-):
-    """SIGKILL between two requests: the server ends, the recording is sound."""
-    monkeypatch.setattr(test_server, "PORT", free_port())
-    path, log = tmp_path / "traffic.gz", tmp_path / "log"
-    flags = ["--kv-cache-plugin", "statecache", "--statecache-record", str(path)]
-    with serve(model, log, *flags):
-        for number in (1, 2):
-            test_server.ask(model, document(number, 600))
-        time.sleep(1.5)  # the recorder writes within a second
-        family = psutil.Process().children(recursive=True)
-        (core,) = [one for one in family if name_of(one).startswith("vllm::enginecore")]
-        core.send_signal(signal.SIGKILL)
-        with pytest.raises((urllib.error.URLError, OSError, json.JSONDecodeError)):
-            test_server.ask(model, document(3, 900))
-        _, alive = psutil.wait_procs(family, timeout=60)
-        assert not alive
-    assert len(read_trace(str(path)).requests) == 2
-    assert "died unexpectedly" in log.read_text() or "EngineDeadError" in log.read_text()

@@ -14,6 +14,7 @@ from vllm.v1.core.block_pool import BlockHashToBlockMap
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
 from statecache._blocks import BlockQueue, CachedBlocks, ReuseQueue, StockQueue
+from statecache.checkpoint_pool import CheckpointPool
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_book import CheckpointBook
 from statecache_vllm.checkpoint_store import CheckpointStore
@@ -244,20 +245,23 @@ def off(model):
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "at"),
+    ("mode", "owner", "name", "at"),
     [
-        (ReuseQueue, "popleft_n", 12),
-        (ReuseQueue, "append_n", 6),
-        (CheckpointBook, "deepest", 1),
-        (CheckpointBook, "restored", 1),
-        (CheckpointBook, "store", 3),
-        (CheckpointStore, "store", 2),
-        (CheckpointStore, "report", 3),
+        ("native", ReuseQueue, "popleft_n", 12),
+        ("native", ReuseQueue, "append_n", 6),
+        ("native", CheckpointBook, "deepest", 1),
+        ("native", CheckpointBook, "restored", 1),
+        ("native", CheckpointBook, "store", 3),
+        ("native", CheckpointStore, "store", 2),
+        ("native", CheckpointStore, "report", 3),
+        ("int8", CheckpointPool, "store", 1),  # of the first prompt: no state was ever rounded
+        ("int8", CheckpointStore, "store", 1),
+        ("int8", CheckpointStore, "report", 1),
     ],
 )
-def test_an_error_changes_no_token(monkeypatch, caplog, model, off, owner, name, at):
+def test_an_error_changes_no_token(monkeypatch, caplog, model, off, mode, owner, name, at):
     plant(monkeypatch, owner, name, at)
-    with run(model, **ROOM, plugin=POOL) as engine:
+    with run(model, **ROOM, plugin={**POOL, "checkpoints": mode}) as engine:
         said = texts(engine.ask(PROMPTS[:2]))
         drop_state_blocks(engine)
         said += texts(engine.ask(PROMPTS[2:]))
