@@ -3,10 +3,12 @@
 A fault is planted through a folder that Python searches first, in every process of the server.
 """
 
+import gzip
 import json
 import os
 import re
 import signal
+import time
 import urllib.request
 from pathlib import Path
 
@@ -36,6 +38,13 @@ def failing(index, n):
 StateIndex.evict = failing
 """
 
+AGAIN = """
+import sys, statecache_vllm
+def register():
+    statecache_vllm.register()
+    print("statecache: loaded again", file=sys.stderr)
+"""
+
 
 @pytest.fixture(scope="module")
 def alone(model):
@@ -57,8 +66,9 @@ def loaded_twice_in_another_version(folder: Path) -> Path:
         words = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         (info / "METADATA").write_text(words)
         if name == "again":
-            entry = "[vllm.general_plugins]\nstatecache_again = statecache_vllm:register\n"
+            entry = "[vllm.general_plugins]\nstatecache_again = again:register\n"
             (info / "entry_points.txt").write_text(entry)
+    (folder / "again.py").write_text(AGAIN)
     return folder
 
 
@@ -69,6 +79,14 @@ def segments(family: list[psutil.Process]) -> set[Path]:
         maps = Path(f"/proc/{one.pid}/maps").read_text()
         found |= {Path(name) for name in re.findall(r"/dev/shm/\S+", maps)}
     return found
+
+
+def wait_for_requests(path: Path, count: int) -> None:
+    """Wait until they are recorded: within a second on an idle machine."""
+    deadline = time.monotonic() + 60
+    while not path.exists() or gzip.decompress(path.read_bytes()).count(b"\n") < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def killed_while_it_answers(model, url: str, core: psutil.Process) -> list[str]:
@@ -115,6 +133,7 @@ def test_a_failing_core_a_killed_one_and_a_restart(model, alone, tmp_path, monke
         ]
         assert line.endswith("statecache: an unexpected error; vLLM goes on by itself in its place")
 
+        wait_for_requests(record, len(PROMPTS))
         family = psutil.Process(server.pid).children(recursive=True)
         (core,) = [one for one in family if name_of(one).startswith("vllm::enginecore")]
         held = segments(family)
@@ -133,7 +152,6 @@ def test_a_failing_core_a_killed_one_and_a_restart(model, alone, tmp_path, monke
     assert not [one for one in held if one.exists()]
     assert len(read_trace(str(record)).requests) == len(PROMPTS)
 
-    monkeypatch.setenv("VLLM_PLUGINS", "statecache,statecache_again")  # which makes vLLM name them
     path = loaded_twice_in_another_version(tmp_path / "twice")
     with serve(model, tmp_path / "log2", *flags, path=path):
         assert read(url)["requests_total", ""] == 0
@@ -145,10 +163,11 @@ def test_a_failing_core_a_killed_one_and_a_restart(model, alone, tmp_path, monke
         assert found["prompt_tokens_total", ""] == sum(map(len, PROMPTS))
         assert found["hit_requests_total", ""] == 3
         assert found["checkpoint_stores_total", "native"] == 6
+        wait_for_requests(tmp_path / "traffic.2.gz", len(PROMPTS))
     said = (tmp_path / "log2").read_text()
     warning = "vLLM 0.99.1 was not tested (tested: 0.32.0); every seam is in place, going on"
     assert said.count(warning) == 1
-    assert said.count("Loading plugin statecache_again") >= 3
+    assert said.count("statecache: loaded again") >= 3  # one for each process
     assert len(read_trace(str(tmp_path / "traffic.2.gz")).requests) == len(PROMPTS)
     assert len(read_trace(str(record)).requests) == len(PROMPTS)
 
