@@ -81,7 +81,7 @@ def test_when_nothing_is_left_the_server_stops_with_the_numbers(given, what, nee
         traffic = Traffic("rust", slots=64)
         with state_slots(64), pytest.raises(SystemExit) as stopped:
             left_of(traffic, needed)
-        assert stopped.value.code == (
+        assert str(stopped.value) == (
             f"statecache: --statecache-int8{what} needs {needed:,} bytes,"
             f" {needed:,} are left for states and KV"
         )

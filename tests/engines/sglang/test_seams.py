@@ -6,7 +6,7 @@ import sys
 import textwrap
 
 import pytest
-from cache_layer import plugin
+from cache_layer import CORES, Traffic, plugin
 from server import environment
 from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache import unified_radix_cache
@@ -84,10 +84,18 @@ def test_another_plugin_with_the_same_name_is_not_overwritten():
     assert places() == before
 
 
-def test_an_untested_version_warns_and_with_strict_stops(monkeypatch, caplog):
+def test_an_untested_version_warns_and_works_and_with_strict_stops(monkeypatch, caplog):
+    """6 slots: of 8 states the index drops 2. On a real server: test_faults.py."""
     monkeypatch.setattr(seams, "version", lambda _name: "0.5.99")
     with plugin(policy="gds"):
         assert "SGLang 0.5.99 was not tested (tested: 0.5.23)" in caplog.text
+        for core in CORES:
+            traffic = Traffic(core, slots=6)
+            for number in range(8):
+                traffic.run([number] * 10)
+            assert traffic.hit([7] * 10) == 10
+            assert traffic.core.advisor.counts.numbers["evictions|policy"] == 2
+            traffic.check()
     with pytest.raises(SeamError, match=r"0\.5\.99 was not tested"):
         install(Settings.from_given({**ON, "strict": True}, {}))
 
@@ -185,7 +193,7 @@ def test_a_scheduler_process_installs_from_the_environment():
     assert done.returncode == 0, done.stderr
     assert "IndexedMambaComponent" in done.stdout
     refused = in_a_fresh_process(code, STATECACHE_CONFIG='{"kv_cache_plugin":"other"}')
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "statecache: --kv-cache-plugin cannot be 'other'" in refused.stderr
 
 
@@ -242,7 +250,7 @@ def test_what_is_not_supported_stops_with_one_line():
             try:
                 ServerArgs(model_path="dummy", **{field: value}).resolve_once()
             except SystemExit as stop:
-                lines[field] = stop.code
+                lines[field] = [stop.code, str(stop)]
         print(json.dumps(lines))
     """
     config = '{"kv_cache_plugin":"statecache"}'
@@ -252,7 +260,7 @@ def test_what_is_not_supported_stops_with_one_line():
     assert set(lines) == set(REFUSED)
     for field, (_, name) in REFUSED.items():
         expected = f"statecache: {name} is not supported with --kv-cache-plugin statecache"
-        assert lines[field] == expected
+        assert lines[field] == [2, expected]
 
 
 def test_a_setting_of_the_other_engine_stops_with_one_line():
@@ -264,5 +272,5 @@ def test_a_setting_of_the_other_engine_stops_with_one_line():
         ServerArgs(model_path="dummy").resolve_once()
     """
     done = in_a_fresh_process(code, STATECACHE_CONFIG=config)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == ("statecache: --statecache-block-order is for vllm only")
