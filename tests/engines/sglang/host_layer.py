@@ -66,9 +66,13 @@ class HostTraffic(Traffic):
             loaded = 0, req.last_node
         self.loads += loaded[0] > 0
         self.cache.ready_to_load_host_cache()
-        if req.kv.holds_mamba:  # the request's own copy
+        if req.kv.holds_mamba:
+            self.own_copy(req, loaded[0])
             self.state_pool.free(req.kv.mamba_pool_idx.unsqueeze(0))
         return loaded
+
+    def own_copy(self, req, loaded: int) -> None:
+        """The request itself has a copy of the state that was loaded. A subclass may watch."""
 
     def hit(self, tokens, **namespace) -> tuple[int, int, int]:
         match = self.match(tokens, **namespace)
