@@ -123,8 +123,8 @@ def running(model: Path, log: Path, *flags: str, start=LAUNCH, **variables: str)
         process.wait(30)
 
 
-def refused(model: Path, *flags: str, **variables: str) -> str:
-    """Start a server that must stop at once; return what it wrote."""
+def refused(model: Path, *flags: str, status: int = 2, **variables: str) -> str:
+    """Start a server that must stop at once with this exit status; return what it wrote."""
     process = subprocess.Popen(
         command(LAUNCH, model, *flags),
         env=environment(**variables),
@@ -138,5 +138,5 @@ def refused(model: Path, *flags: str, **variables: str) -> str:
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode != 0
+    assert process.returncode == status, written[-3000:]
     return written

@@ -9,6 +9,7 @@ import logging
 import pytest
 from cache_layer import CORES, Traffic, plugin
 from host_layer import WRITE_POLICIES, HostTraffic
+from planted_faults import FailingIndex
 from random_traffic import host_operations, operations, perform
 
 from statecache import StateIndex
@@ -20,30 +21,6 @@ CALLS = ("insert", "touch", "begin_walk", "next_victim", "evicted", "end_walk")
 both_cores = pytest.mark.parametrize("core", CORES)
 
 
-class FailingIndex:
-    """A real index of which one call raises when it is made for the tenth time."""
-
-    def __init__(self, call: str, *, late: bool, options: tuple):
-        self._index = StateIndex(*options)
-        self._failing, self._late = call, late
-        self._made = 0
-
-    def __getattr__(self, name: str):
-        found = getattr(self._index, name)
-        return self._fail(found) if name == self._failing else found
-
-    def _fail(self, call):
-        def made(*arguments):
-            self._made += 1
-            if self._made != 10:
-                return call(*arguments)
-            if self._late:
-                call(*arguments)
-            raise RuntimeError("planted")
-
-        return made
-
-
 @pytest.fixture(params=CALLS)
 def failing(request, monkeypatch, caplog):
     """Each call in turn, on every index made from here on."""
@@ -51,7 +28,7 @@ def failing(request, monkeypatch, caplog):
 
     def plant(late: bool) -> None:
         monkeypatch.setattr(
-            states, "StateIndex", lambda *o: FailingIndex(request.param, late=late, options=o)
+            states, "StateIndex", lambda *o: FailingIndex(StateIndex(*o), request.param, late=late)
         )
 
     return plant

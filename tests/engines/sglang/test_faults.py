@@ -5,23 +5,32 @@ in test_seams.py, a pool that SGLang has no bytes left for in test_int8_budget.p
 """
 
 import contextlib
+import http.client
+import json
+import os
+import shutil
 import signal
-import textwrap
+import threading
 import time
+import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 from cache_layer import CORES, Traffic, plugin
 from host_layer import HostTraffic
+from planted_faults import failing_store
 from scheduled import admit, finish
-from server import running
+from server import STANDINS, Server, refused, running
 from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from test_int8 import STATES, int8_traffic
 from test_seams import in_a_fresh_process
 from tiny_model import make_tiny_model
 
+import statecache
+from exposition import wait_for
 from statecache.checkpoint_pool import CheckpointPool
 from statecache.trace import read_trace
 from statecache_sglang import reporting
@@ -29,19 +38,6 @@ from statecache_sglang.seams import AroundPatch
 
 ON = {"STATECACHE_CONFIG": '{"kv_cache_plugin":"statecache"}'}
 
-# Before anything of the plugin is imported, as in a Python the extension was not built for.
-BROKEN = """
-    import sys
-    class Broken:
-        def find_spec(self, name, path=None, target=None):
-            if name == "statecache._index":
-                raise ImportError("PROBLEM", name=name)
-    sys.meta_path.insert(0, Broken())
-"""
-PROBLEMS = {
-    "missing": "No module named 'statecache._index'",
-    "of another Python": "_index.cpython-313-x86_64-linux-gnu.so: undefined symbol: PyX",
-}
 PARSE = """
     from sglang.srt.plugins import load_plugins
     load_plugins()
@@ -55,21 +51,62 @@ PARSE = """
 """
 
 
-@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
-def test_an_extension_that_does_not_load_stops_a_server_that_asks_for_it_alone(problem):
-    code = textwrap.dedent(BROKEN.replace("PROBLEM", problem)) + textwrap.dedent(PARSE)
-    asked = in_a_fresh_process(code, **ON)
-    assert asked.returncode == 1
-    line = asked.stderr.splitlines()[-1]
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("faults-model"))
+
+
+def of_another_python(extension: Path) -> None:
+    extension.rename(extension.with_name("_index.cpython-39-x86_64-linux-gnu.so"))
+
+
+# What is done to the native index, and what Python says of it then.
+PROBLEMS = {
+    "missing": (Path.unlink, "No module named 'statecache._index'"),
+    "of another Python": (of_another_python, "No module named 'statecache._index'"),
+    "broken": (lambda file: file.write_bytes(b"no library"), "_index."),
+}
+
+
+def with_index(folder: Path, problem: str) -> dict[str, str]:
+    """An installation whose native index has a problem, as variables for a process."""
+    copy = folder / "statecache"
+    installed = Path(statecache.__file__).parent
+    shutil.copytree(installed, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (extension,) = copy.glob("_index.*.so")
+    PROBLEMS[problem][0](extension)
+    return {"PYTHONPATH": f"{STANDINS}:{folder}"}
+
+
+def assert_refused(line: str, problem: str) -> None:
     assert line.startswith("statecache: statecache was installed without its native index")
-    assert line.endswith(f"reinstall it with pip ({problem})")
+    said = line.partition("reinstall it with pip (")[2]
+    assert PROBLEMS[problem][1] in said
+    assert said.endswith(")")
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_an_extension_that_does_not_load_stops_who_asks_for_it_alone(tmp_path, problem):
+    there = with_index(tmp_path, problem)
+    asked = in_a_fresh_process(PARSE, **ON, **there)
+    assert asked.returncode == 2
+    assert_refused(asked.stderr.splitlines()[-1], problem)
     assert "Traceback" not in asked.stderr
-    alone = in_a_fresh_process(code)
+    alone = in_a_fresh_process(PARSE, **there)
     assert alone.stdout.splitlines()[-1] == "as far as the model"
 
 
-def test_loaded_twice_the_flags_are_there_once():
+def test_an_extension_that_does_not_load_stops_a_server(model, tmp_path):
+    there = with_index(tmp_path, "broken")
+    written = refused(model, "--kv-cache-plugin", "statecache", **there)
+    assert_refused(written.splitlines()[-1], "broken")
+    assert "Traceback" not in written
+
+
+def test_loaded_twice_the_flags_are_there_once_and_all_is_counted_once():
+    """6 slots: of 8 states the index drops 2; then two slots are left and one request comes."""
     code = """
+        import sys
         import argparse
         from sglang.srt.plugins import load_plugins
         load_plugins()
@@ -86,11 +123,30 @@ def test_loaded_twice_the_flags_are_there_once():
             switch({"kv_cache_plugin": "statecache"})
         from sglang.srt.mem_cache.unified_cache import tree_core_registry
         print(tree_core_registry.registered_tree_core_backends())
+        sys.path.append(sys.argv[1])
+        from cache_layer import Traffic
+        from scheduled import request
+        from test_shortage import adder, ask
+        from statecache_sglang.reporting import sample
+        for core in ("python", "rust"):
+            traffic = Traffic(core, slots=6)
+            for number in range(8):
+                traffic.run([number] * 10)
+            traffic.evict(states=2)
+            one = request([7] * 10 + [8])
+            one.init_next_round_input(traffic.cache)
+            ask(adder(traffic), one)
+            traffic.sane()
+            found = sample(traffic.cache)
+            asked = "evictions|policy", "requests", "prompt_tokens", "hit_tokens", "anomalies"
+            print([int(found[name]) for name in asked])
     """
-    done = in_a_fresh_process(code)
+    done = in_a_fresh_process(code, str(Path(__file__).parent))
     assert done.returncode == 0, done.stderr
     # Once in the usage line, once in the list.
-    assert done.stdout.splitlines()[-2:] == ["2", "['python', 'rust', 'statecache']"]
+    flags, cores, *counted = done.stdout.splitlines()[-4:]
+    assert (flags, cores) == ("2", "['python', 'rust', 'statecache']")
+    assert counted == ["[4, 1, 11, 10, 0]"] * 2
 
 
 def around_with(seen: list[str], name: str):
@@ -165,14 +221,7 @@ def test_a_store_that_fails_caches_nothing_and_loses_no_slot(core, monkeypatch, 
     """Every third one, from the second request on; the others are cached and hit."""
     traffic = int8_traffic(core, slots=4)
     pool = traffic.requests.mamba_ckpt_pool
-    store, calls = CheckpointPool.store, iter(range(100))
-
-    def failing(*args):
-        if next(calls) % 3 == 1:
-            raise RuntimeError("planted")
-        return store(*args)
-
-    monkeypatch.setattr(CheckpointPool, "store", failing)
+    monkeypatch.setattr(CheckpointPool, "store", failing_store(CheckpointPool.store))
     kept = []
     for number in range(12):
         tokens = [number] * 10
@@ -242,23 +291,81 @@ def name_of(process: psutil.Process) -> str:
         return ""
 
 
-def test_a_killed_scheduler_ends_the_server_and_leaves_nothing_behind(tmp_path_factory, tmp_path):
-    """SIGKILL in the middle of a long answer: the server ends, the recording is sound."""
-    model, path = make_tiny_model(tmp_path_factory.mktemp("faults-model")), tmp_path / "traffic.gz"
+def ask_for_long(server: Server, begun: threading.Event, seen: list) -> threading.Thread:
+    """Ask for an answer that takes minutes, as a stream; the lines its client gets are `seen`."""
+    sampling = {"max_new_tokens": 3_000, "temperature": 0, "ignore_eos": True}
+    body = {"input_ids": [9] * 50, "sampling_params": sampling, "stream": True}
+    url = f"http://127.0.0.1:{server.port}/generate"
+    headers = {"content-type": "application/json"}
+    asked = urllib.request.Request(url, json.dumps(body).encode(), headers)
+
+    def ask() -> None:
+        with (
+            contextlib.suppress(OSError, http.client.HTTPException),
+            urllib.request.urlopen(asked, timeout=120) as answer,
+        ):
+            for line in answer:
+                seen.append(line)
+                begun.set()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def shared_memory_of(family: list[psutil.Process]) -> set[Path]:
+    maps = {Path(part.path) for one in family for part in one.memory_maps()}
+    return {path for path in maps if path.is_relative_to("/dev/shm")}
+
+
+def test_a_killed_scheduler_ends_the_server_and_leaves_nothing_behind(model, tmp_path):
+    """SIGKILL in the middle of a long answer: the server ends, and starts again beside it.
+
+    To save servers the first one has the plugin loaded twice, which must not show, and the second
+    one has a version of SGLang that nobody tried.
+    """
+    path = tmp_path / "traffic.gz"
     flags = ["--kv-cache-plugin", "statecache", "--statecache-record", str(path)]
-    log = tmp_path / "log"
-    with running(model, log, *flags) as server:
-        tokens = [4 + at % 250 for at in range(700)]
-        server.generate(tokens, new=2)
-        server.generate([*tokens, 7, 8], new=2)
-        time.sleep(1.5)  # the recorder writes within a second
+    flags.append("--enable-metrics")
+    tokens = [4 + at % 250 for at in range(700)]
+    log, begun, seen = tmp_path / "log", threading.Event(), []
+    with running(model, log, *flags, PLANTED_FAULTS="twice") as server:
+        before = [server.generate(tokens, new=2), server.generate([*tokens, 7, 8], new=2)]
+        url = f"http://127.0.0.1:{server.port}"
+        found = wait_for(url, lambda found: found["requests_total", ""] == 2)
+        assert found["requests_total", ""] == 2
+        assert found["prompt_tokens_total", ""] == 700 + 702
+        assert found["hit_tokens_total", ""] == before[1]["cached"] == 700
+        client = ask_for_long(server, begun, seen)
+        assert begun.wait(60)
         family = psutil.Process().children(recursive=True)
+        (launcher,) = [one for one in family if one.ppid() == os.getpid()]
         (scheduler,) = [one for one in family if "::scheduler" in name_of(one)]
+        shared = shared_memory_of(family)
         scheduler.send_signal(signal.SIGKILL)
         gone, alive = psutil.wait_procs(family, timeout=60)
+        client.join(60)
         assert not alive
         assert len(gone) >= 3
+    assert not client.is_alive()
+    assert b"data: [DONE]" not in b"".join(seen)
+    assert launcher.returncode == -signal.SIGKILL  # as SGLang ends itself
+    for one in filter(Path.exists, shared):  # SGLang's own, as without the plugin
+        assert one.name.startswith("sglang_loads_")
+        one.unlink()
     assert [r.input_length for r in read_trace(str(path)).requests] == [700, 702]
     crashed = [line for line in log.read_text().splitlines() if "crashed with exit code" in line]
     assert len(crashed) == 1
     assert "scheduler_0" in crashed[0]
+
+    log = tmp_path / "second-log"
+    with running(model, log, *flags, PLANTED_FAULTS="version") as server:
+        again = [server.generate(tokens, new=2), server.generate([*tokens, 7, 8], new=2)]
+        url = f"http://127.0.0.1:{server.port}"
+        found = wait_for(url, lambda found: found["requests_total", ""] == 2)
+        assert (found["active", "gds"], found["anomalies_total", ""]) == (1, 0)
+        time.sleep(1.5)  # the recorder writes within a second
+    assert again == before
+    assert "SGLang 0.5.99 was not tested (tested: 0.5.23)" in log.read_text()
+    for one in (path, tmp_path / "traffic.2.gz"):
+        assert [r.input_length for r in read_trace(str(one)).requests] == [700, 702]

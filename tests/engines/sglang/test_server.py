@@ -1,7 +1,8 @@
 """Real SGLang servers on a CPU with a tiny Qwen3-Next: same tokens, more of them reused.
 
-One server at a time, each asked the same: prompts one by one, cold and again (warm), then six
-sessions in parallel under pressure on 24 state slots. Greedy, with log-probabilities.
+One server at a time, each asked the same: prompts one by one, some of them after a flush each, then
+all of them cold and again (warm); at last six sessions in parallel under pressure on 24 state
+slots. Greedy, with log-probabilities.
 
 Measured with SGLang 0.5.23: the sessions reuse 0 tokens with lru and 4,338 with gds, at full
 precision, with int8, and on two tensor-parallel ranks alike. Int8 agrees with SGLang's own int8
@@ -16,7 +17,10 @@ import pytest
 from server import LAUNCH, SERVE, Server, refused, running
 from tiny_model import make_tiny_model
 
+from exposition import wait_for
+
 SESSIONS, TURNS, TURN_TOKENS = 6, 4, 120
+STRANGERS = 16  # that pass by in each turn
 CONFIGURATIONS = {
     "off": (),
     "lru": ("--kv-cache-plugin", "statecache", "--statecache-policy", "lru"),
@@ -43,6 +47,11 @@ INT8 = {
     "lru int8": ("--config", "CONFIG"),
     "gds int8": (*CONFIGURATIONS["gds"], "--statecache-int8", "--max-mamba-cache-size", "8"),
 }
+# By what goes wrong in them (standins/planted_faults.py).
+FAULTY = {
+    "core": CONFIGURATIONS["gds"],
+    "store": (*CONFIGURATIONS["gds"], "--statecache-int8", "--statecache-int8-slots", "24"),
+}
 CONFIG = """
 kv-cache-plugin: statecache
 statecache-policy: lru
@@ -59,6 +68,9 @@ def prompts() -> list[list[int]]:
         made += [base, base + [9] * 40, base + [9] * 40 + [5, 6, 7] * 20, base[:45] + [8] * 30]
         made += [[4 + (11 * i + chat) % 250 for i in range(20)], base * 5]
     return made
+
+
+REQUESTS = 12 + 2 * len(prompts()) + TURNS * (SESSIONS + STRANGERS)
 
 
 def session_prompt(session: int, turn: int) -> list[int]:
@@ -81,8 +93,7 @@ def run_sessions(server: Server) -> int:
 
     for turn in range(TURNS):
         in_parallel([(turn_of, (session, turn)) for session in range(SESSIONS)])
-        for batch in range(4):
-            first = (turn * 4 + batch) * 4
+        for first in range(turn * STRANGERS, (turn + 1) * STRANGERS, 4):
             in_parallel([(stranger, (first + number,)) for number in range(4)])
     return sum(reused)
 
@@ -104,11 +115,19 @@ def in_parallel(calls) -> None:
     assert failed == []
 
 
+def cold_answer(server: Server, tokens: list[int]) -> dict:
+    server.flush()
+    return server.generate(tokens)
+
+
 def ask_everything(server: Server) -> dict:
+    flushed = [cold_answer(server, tokens) for tokens in prompts()[:12]]
+    server.flush()
     cold = [server.generate(tokens) for tokens in prompts()]
     warm = [server.generate(tokens) for tokens in prompts()]
     server.flush()
-    return {"cold": cold, "warm": warm, "reused": run_sessions(server)}
+    reused = run_sessions(server)
+    return {"flushed": flushed, "cold": cold, "warm": warm, "reused": reused}
 
 
 @pytest.fixture(scope="session")
@@ -140,7 +159,21 @@ def ask(name: str, flags, model: Path, logs: Path, **how) -> dict:
     log = logs / f"{name.replace(' ', '-')}.log"
     with running(model, log, *flags, **how) as server:
         found = ask_everything(server)
+        if "--enable-metrics" in flags:
+            found["metrics"] = wait_for(
+                f"http://127.0.0.1:{server.port}",
+                lambda seen: seen["requests_total", ""] == REQUESTS,
+            )
     return found | {"log": log.read_text(errors="replace")}
+
+
+@pytest.fixture(scope="session")
+def faulty(model, tmp_path_factory) -> dict[str, dict]:
+    logs = tmp_path_factory.mktemp("faulty-servers")
+    return {
+        fault: ask(fault, (*flags, "--enable-metrics"), model, logs, PLANTED_FAULTS=fault)
+        for fault, flags in FAULTY.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["lru", "gds", "learned", "gds host"])
@@ -151,9 +184,51 @@ def test_the_tokens_are_those_of_sglang_alone(answers, name, when):
     assert all(len(tokens) == 8 for tokens in expected)
 
 
-def test_warm_requests_do_reuse_states(answers):
-    for name in CONFIGURATIONS:
-        assert sum(answer["cached"] for answer in answers[name]["warm"]) > 0
+@pytest.mark.parametrize("name", [*CONFIGURATIONS, "gds host"])
+def test_a_warm_answer_is_the_cold_one(answers, name):
+    """Of one and the same server: a prompt alone after a flush, and one that reuses states."""
+    flushed = answers[name]["flushed"]
+    assert {answer["cached"] for answer in flushed} == {0}
+    for when in ("cold", "warm"):
+        asked = answers[name][when][: len(flushed)]
+        assert [answer["tokens"] for answer in asked] == [answer["tokens"] for answer in flushed]
+        assert sum(answer["cached"] > 0 for answer in asked) >= 4
+
+
+def test_a_core_that_fails_in_a_walk_changes_no_token_and_sglang_goes_on(answers, faulty):
+    """Twice, as the index starts again with the flush. SGLang's own order reuses what it does."""
+    found = faulty["core"]
+    for when in ("cold", "warm"):
+        assert [a["tokens"] for a in found[when]] == [a["tokens"] for a in answers["off"][when]]
+    assert found["reused"] == answers["lru"]["reused"]
+    metrics = found["metrics"]
+    assert metrics["anomalies_total", ""] == 2
+    assert metrics["active", "gds"] == 0
+    assert metrics["requests_total", ""] == REQUESTS
+    said = "statecache: the state index failed; SGLang's own order takes over"
+    assert (found["log"].count(said), found["log"].count("Traceback")) == (1, 1)
+
+
+def test_an_int8_store_that_fails_costs_that_state_alone(faulty):
+    """What is asked again without its state is computed as if for the first time."""
+    found = faulty["store"]
+    again = [
+        (warm["tokens"], warm["logprobs"]) == (cold["tokens"], cold["logprobs"])
+        for cold, warm in zip(found["cold"], found["warm"], strict=True)
+        if cold["cached"] == warm["cached"] == 0
+    ]
+    assert len(again) >= 3
+    assert all(again)
+    metrics = found["metrics"]
+    stores, failed = metrics["checkpoint_stores_total", "int8"], metrics["anomalies_total", ""]
+    assert stores > 50
+    assert failed in (stores // 2, stores // 2 + 1)
+    assert metrics["active", "gds"] == 1
+    assert metrics["states_pinned", "checkpoint"] == 0
+    resident = metrics["states_resident", "checkpoint"]
+    assert resident + metrics["slots_free", "checkpoint"] == metrics["slots", "checkpoint"] == 24
+    said = "statecache: a state could not be stored; it is not cached"
+    assert (found["log"].count(said), found["log"].count("Traceback")) == (1, 1)
 
 
 def test_lru_reuses_what_sglang_alone_reuses(answers):
