@@ -303,9 +303,10 @@ def test_int8_bytes_are_shown_and_without_a_number_are_those_of_sglangs_own_pool
 
 
 def test_an_int8_pool_that_leaves_nothing_stops_the_server_with_the_numbers(model):
-    """10,000,001 slots of 18,432 bytes."""
+    """10,000,001 slots of 18,432 bytes. The scheduler ends with 2; SGLang makes a 1 of it."""
     asked = ("--statecache-int8", "--statecache-int8-slots", "10000000")
-    written = refused(model, *CONFIGURATIONS["gds"], *asked)
+    written = refused(model, *CONFIGURATIONS["gds"], *asked, status=1)
+    assert "Rank 0 scheduler died during initialization (exit code: 2)" in written
     needed = "statecache: --statecache-int8-slots 10000000 needs 184,320,018,432 bytes"
     line = next(line for line in written.splitlines() if needed in line)
     assert line.endswith("are left for states and KV")
