@@ -1,7 +1,6 @@
 """`--statecache-dry-run`: vLLM decides as without the plugin; the metrics say what might be."""
 
 import random
-import socket
 
 import test_server
 from engine import document
@@ -83,18 +82,12 @@ def test_an_unexpected_request_ends_the_dry_run_and_nothing_else(model, monkeypa
     assert "a request is not as expected; the dry run ends here" in caplog.text
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def test_a_real_server_shows_them(model, tmp_path, monkeypatch):
     """A prompt of 640 tokens is one block of 512; numbers of the last request come with the next.
 
     With one slot: it is stored, hit, and driven out by another one.
     """
-    monkeypatch.setattr(test_server, "PORT", free_port())
+    monkeypatch.setattr(test_server, "PORT", test_server.free_port())
     url = f"http://127.0.0.1:{test_server.PORT}"
     flags = ["--kv-cache-plugin", "statecache", "--statecache-dry-run"]
     flags += ["--statecache-checkpoints", "native", "--statecache-checkpoint-slots", "1"]

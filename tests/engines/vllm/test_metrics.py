@@ -1,7 +1,6 @@
 """The metrics of vLLM's real scheduler, and those a real server shows."""
 
 import random
-import socket
 
 import pytest
 import test_server
@@ -124,15 +123,9 @@ def test_a_second_engine_in_one_process_goes_on_with_the_metrics(model):
     made.observe({"no such metric": 1.0}, 0)  # logged, and the output of the engine goes on
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def test_a_real_server_shows_them(model, tmp_path, monkeypatch):
     """A prompt of 276 tokens three times: 256 are reused twice."""
-    monkeypatch.setattr(test_server, "PORT", free_port())
+    monkeypatch.setattr(test_server, "PORT", test_server.free_port())
     url = f"http://127.0.0.1:{test_server.PORT}"
     flags = ["--kv-cache-plugin", "statecache", "--statecache-checkpoints", "native"]
     with serve(model, tmp_path / "log", *flags, "--statecache-checkpoint-slots", "8"):

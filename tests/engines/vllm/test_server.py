@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,14 @@ from contextlib import contextmanager, suppress
 
 from engine import document, run, texts
 
-PORT = 8971
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+PORT = free_port()  # several processes may run tests with servers at once
 FLAGS = ["--kv-cache-plugin", "statecache", "--statecache-checkpoints", "native"]
 FLAGS += ["--statecache-checkpoint-slots", "8"]
 

@@ -17,7 +17,6 @@ import pytest
 import test_server
 from engine import document, run, texts
 from test_faults import broken_copy
-from test_metrics import free_port
 from test_server import ask, serve, start
 
 from exposition import read, wait_for
@@ -115,7 +114,7 @@ def name_of(process: psutil.Process) -> str:
 
 def test_a_failing_core_a_killed_one_and_a_restart(model, alone, tmp_path, monkeypatch):
     """The index fails: vLLM goes on. Its engine is killed: the server ends. It starts again."""
-    monkeypatch.setattr(test_server, "PORT", free_port())
+    monkeypatch.setattr(test_server, "PORT", test_server.free_port())
     url = f"http://127.0.0.1:{test_server.PORT}"
     record, log = tmp_path / "traffic.gz", tmp_path / "log"
     flags = (*POOL, "--statecache-record", str(record))
