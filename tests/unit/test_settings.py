@@ -187,7 +187,7 @@ def test_strict_from_its_own_variable(text, strict):
             "--statecache-int8-slots cannot be '8': use a number of states from 1 to 1000000000",
         ),
         ({**ON, "record_mib": True}, "--statecache-record-mib cannot be 'True': use a number"),
-        ({**ON, "polcy": "gds"}, "no setting 'statecache_polcy': statecache_policy is one"),
+        ({**ON, "policyy": "gds"}, "no setting 'statecache_policyy': statecache_policy is one"),
         ({**ON, "zzz": 1}, "there is no setting 'statecache_zzz'"),
     ],
 )
