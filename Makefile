@@ -84,10 +84,12 @@ test-py: install
 # one engine after the other, its files shared out over two processes, the longest one first.
 test-engines: test-sglang test-vllm
 
+longest_first = tests/engines/$*/test_server.py \
+  $(filter-out %/test_server.py,$(wildcard tests/engines/$*/test_*.py))
 test-sglang test-vllm: test-%: engines
 	mkdir -p $(REPORTS)
 	$(ENGINES)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
-	  tests/engines/$*/test_server.py tests/engines/$* --junit-xml=$(REPORTS)/$*.xml
+	  $(longest_first) --junit-xml=$(REPORTS)/$*.xml
 
 # A million requests through the cache layers of both engines, each in several ways, one engine a
 # core; at most so many seconds an engine. `make test` has a form of it that takes some seconds.
