@@ -54,4 +54,4 @@ def test_two_servers_with_a_key_are_asked_in_turn(tmp_path, monkeypatch):
             (0, 0) if run.arm == "on" else (None, None)
         )
     written = [path.read_text() for path in tmp_path.glob("server-*.log")]
-    assert sum("statecache" in text for text in written) == 1
+    assert sum("statecache: policy" in text for text in written) == 1

@@ -206,7 +206,7 @@ def test_a_core_that_fails_in_a_walk_changes_no_token_and_sglang_goes_on(answers
     assert metrics["active", "gds"] == 0
     assert metrics["requests_total", ""] == REQUESTS
     said = "statecache: the state index failed; SGLang's own order takes over"
-    assert (found["log"].count(said), found["log"].count("Traceback")) == (1, 1)
+    assert (found["log"].count(said), found["log"].count("RuntimeError: planted")) == (1, 1)
 
 
 def test_an_int8_store_that_fails_costs_that_state_alone(faulty):
@@ -228,7 +228,7 @@ def test_an_int8_store_that_fails_costs_that_state_alone(faulty):
     resident = metrics["states_resident", "checkpoint"]
     assert resident + metrics["slots_free", "checkpoint"] == metrics["slots", "checkpoint"] == 24
     said = "statecache: a state could not be stored; it is not cached"
-    assert (found["log"].count(said), found["log"].count("Traceback")) == (1, 1)
+    assert (found["log"].count(said), found["log"].count("RuntimeError: planted")) == (1, 1)
 
 
 def test_lru_reuses_what_sglang_alone_reuses(answers):
