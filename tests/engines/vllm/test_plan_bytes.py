@@ -171,5 +171,6 @@ def test_vllm_knows_the_flags_that_are_named(tmp_path):
         assert (found.max_num_seqs, found.tensor_parallel_size, found.block_size) == (4, 2, 64)
         assert (found.kv_cache_dtype, found.mamba_ssm_cache_dtype) == ("fp8", "float32")
         assert found.kv_cache_plugin == "statecache"
-        assert found.statecache_checkpoint_slots == f"{split.kept_slots}"
+        kept = None if split.kept_slots is None else f"{split.kept_slots}"
+        assert found.statecache_checkpoint_slots == kept
         assert bool(found.statecache_int8) == (split.states == "int8")
