@@ -13,15 +13,15 @@ FLOORS = {
     "cpp-plain": 49,
     "cpp-asan": 49,
     "cpp-tsan": 52,
-    "unit": 1500,
-    "property": 28,
-    "golden": 138,
-    "mutation": 26,
-    "packaging": 5,
+    "unit": 1680,
+    "property": 32,
+    "golden": 140,
+    "mutation": 30,
+    "packaging": 8,
     "fuzz": 2,
     "gpu": 56,
-    "sglang": 395,
-    "vllm": 418,
+    "sglang": 432,
+    "vllm": 533,
 }
 
 
