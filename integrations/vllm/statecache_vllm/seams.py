@@ -191,9 +191,10 @@ def end_requests_as_without_a_connector(manager: Any) -> None:
 
 def late(owner: Any, name: str) -> Callable[..., Any]:
     """Return `owner.name` as it is at each call: with what others put on the class by then."""
-    if name in vars(owner):
-        return getattr(owner, name)  # type: ignore[no-any-return]
-    base = type(owner)
+    base, found = type(owner), getattr(owner, name)
+    # Not by its `__dict__`: once Python has made one, its attributes are slower at every use.
+    if getattr(found, "__func__", None) is not getattr(base, name, None):
+        return found  # type: ignore[no-any-return]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return getattr(base, name)(owner, *args, **kwargs)
