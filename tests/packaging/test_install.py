@@ -85,15 +85,14 @@ def with_copies(
     cuda = request.param == "ON"
     if cuda and not shutil.which("nvcc"):
         pytest.skip("no CUDA compiler (nvcc) here")
-    folder = tmp_path_factory.mktemp("wheel")
     if cuda:  # as `make wheel` does it where there is an nvcc
-        environment = f"VENV={Path(sys.executable).parents[1]}"
+        venv_here = f"VENV={Path(sys.executable).parents[1]}"
         made = subprocess.run(
-            ["make", "wheel", environment], cwd=source, capture_output=True, text=True, check=False
+            ["make", "wheel", venv_here], cwd=source, capture_output=True, text=True, check=False
         )
         assert made.returncode == 0, made.stdout + made.stderr
         return Built(source / "dist", made.stdout, cuda)
-    option = "cmake.define.STATECACHE_CUDA=OFF"
+    folder, option = tmp_path_factory.mktemp("wheel"), "cmake.define.STATECACHE_CUDA=OFF"
     return Built(folder, wheel(sys.executable, source, folder, "-C", option), cuda)
 
 

@@ -6,16 +6,18 @@ Convolution 3 * 512 * 2 = 3,072 bytes; temporal 4 * 64 * 64 * 4 = 65,536 bytes i
 
 import types
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 from scheduled import Run, _groups
-from torch import empty
+from torch import bfloat16, empty
 from vllm.engine.arg_utils import EngineArgs
 
 from statecache.settings import Settings
 from statecache_vllm import adapter, seams
-from statecache_vllm.checkpoint_memory import describe, pool_slots, set_aside
+from statecache_vllm.checkpoint_memory import describe, knows_states, pool_slots, set_aside
 from statecache_vllm.chunks import clip
+from statecache_vllm.recording import begin
 
 NATIVE, INT8 = 205_824, 61_440
 SPECS = [group.kv_cache_spec for group in _groups(16)]
@@ -117,6 +119,20 @@ def test_a_state_without_one_temporal_tensor_is_refused():
     for tensors in ([conv], [temporal, temporal]):
         with pytest.raises(SystemExit, match="does not know states of shapes"):
             describe(tensors)
+
+
+def test_a_dry_run_over_states_of_another_shape_says_so_and_stops_nothing(caplog):
+    """The pool refuses them, as above: the dry run must not, which changes nothing."""
+    groups = _groups(16)
+    config = types.SimpleNamespace(kv_cache_groups=groups, num_blocks=900)
+    assert knows_states(config)
+    for group in groups:
+        if seams.is_mamba(group.kv_cache_spec):
+            spec = replace(group.kv_cache_spec, shapes=((3, 512),), dtypes=(bfloat16,))
+            group.kv_cache_spec = spec
+    planner = types.SimpleNamespace(report=None, guard=None)
+    assert begin(settings(dry_run=True), planner, config) is None
+    assert "does not know this model's states: no dry run" in caplog.text
 
 
 @pytest.mark.parametrize(
