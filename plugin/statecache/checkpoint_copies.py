@@ -83,18 +83,18 @@ def copies_for(device: str) -> Copies:
     try:
         with_cuda = _operators()
     except ImportError as error:
-        _log.warning("%s; using plain torch operators, which are far slower", error)
+        _log.warning("statecache: %s; using plain torch operators, which are far slower", error)
         return plain_copies()
     kind = torch.device(device).type
-    why = f"statecache was built without checkpoint kernels for {kind}"
+    why = f"it was built without checkpoint kernels for {kind}"
     if kind == "cpu":
         return native_copies()
     if kind == "cuda" and with_cuda:
         capability = torch.cuda.get_device_capability(device)
         if capability >= _OLDEST_CAPABILITY:
             return native_copies()
-        why = f"statecache's checkpoint kernels need compute capability 8.0, not {capability}"
-    _log.warning("%s; using plain torch operators, which are far slower", why)
+        why = f"its checkpoint kernels need compute capability 8.0, not {capability}"
+    _log.warning("statecache: %s; using plain torch operators, which are far slower", why)
     return plain_copies()
 
 

@@ -23,6 +23,7 @@ from statecache_vllm.guard import (
     vllms_own_map,
     vllms_own_queue,
 )
+from statecache_vllm.proven import ProvenRequests
 from statecache_vllm.reporting import Report
 from statecache_vllm.seam_table import REPLACED
 
@@ -54,7 +55,6 @@ class Planner:
         self._map_failed = False
         self.book: CheckpointBook | None = None
         self._requests: dict[str, Any] = {}
-        self._looked_up, self._proven = set[str](), set[str]()
         self._planned: dict[str, Copy] = {}
         self._reached: dict[str, int] = {}  # how far the KV of a lookup went
         self._hit: dict[str, int] = {}  # states that served a lookup from their blocks
@@ -75,8 +75,9 @@ class Planner:
         self._pool = pool = manager.block_pool
         sizes = {one.block_size for one in manager.coordinator.single_type_managers}
         self._block = max(sizes)
-        self._hashes_a_block = self._block // pool.hash_block_size
-        self._path = path_of(self._block, self._hashes_a_block)
+        hashes = self._block // pool.hash_block_size
+        self._path = path_of(self._block, hashes)
+        self._proven = ProvenRequests(self._block, hashes)
         self._kv_endings = tuple(seams.key_of(b"", group) for group in self._attention)
         if self._slots:
             if len(sizes) > 1:
@@ -87,8 +88,7 @@ class Planner:
             self._take_over(self.queue)
         self.report.watch(manager)
         _log.info(
-            "statecache: block order %s over %d blocks of %d tokens; %d checkpoint slots; a state"
-            " every %s tokens",
+            "statecache: block order %s; %d blocks of %d tokens; %d checkpoints, %s tokens apart",
             self._settings.block_order,
             pool.get_num_free_blocks(),
             self._block,
@@ -96,9 +96,8 @@ class Planner:
             self._interval or "(none)",
         )
         level = logging.WARNING if self._block > _TYPICAL_PROMPT else logging.INFO
-        _log.log(
-            level, "statecache: the smallest prefix that can be reused is %d tokens", self._block
-        )
+        smallest = "statecache: the smallest prefix that can be reused is %d tokens"
+        _log.log(level, smallest, self._block)
 
     # What happens when a part of the plugin fails.
 
@@ -163,7 +162,8 @@ class Planner:
         pool.evict_blocks = self._evict_blocks(seams.late(pool, "evict_blocks"))
         manager.get_computed_blocks = self._lookup(seams.late(manager, "get_computed_blocks"))
         if isinstance(queue, ReuseQueue):
-            manager.allocate_slots = self._allocate(seams.late(manager, "allocate_slots"), queue)
+            allocate = seams.late(manager, "allocate_slots")
+            manager.allocate_slots = self._proven.around_allocate(allocate, queue)
         self._changed = watch(REPLACED)
 
     # What vLLM does to the pool.
@@ -222,11 +222,11 @@ class Planner:
         for group in self._states:
             self._cached.set_apart(seams.key_of(block_hash, group), resident)
 
-    # Lookups and allocations.
+    # Lookups.
 
     def _lookup(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Around `KVCacheManager.get_computed_blocks`; vLLM repeats it until admission."""
-        learn = self.guard.wrap(self._learn, self._hand_over)
+        learn = self.guard.wrap(self._proven.looked_up, self._hand_over)
 
         def again(request: Any) -> Any:
             self._hand_over_map()
@@ -268,20 +268,6 @@ class Planner:
             if state is not None:
                 self._hit[request.request_id] = state
 
-    def _learn(self, queue: ReuseQueue, request: Any, found: Any) -> None:
-        name, (_, hit, boundary) = request.request_id, found
-        if name not in self._looked_up:
-            self._looked_up.add(name)
-            missing: Sequence[bytes] = ()
-            if queue.watches:
-                resident, step = max(hit, boundary) // self._block, self._hashes_a_block
-                missing = request.block_hashes[(resident + 1) * step - 1 :: step]
-            queue.looked_up(missing)
-        if hit and 4 * (hit // self._block) >= 3 * (request.num_tokens // self._block):
-            self._proven.add(name)
-        else:
-            self._proven.discard(name)
-
     def _with_restore(self, book: CheckpointBook, request: Any, found: Any) -> Any:
         """Return the hit that a checkpoint makes possible, or `found`.
 
@@ -314,21 +300,6 @@ class Planner:
         tokens = depth * block
         return seams.kv_blocks(groups), tokens, resident if resident > tokens else 0
 
-    def _allocate(self, original: Callable[..., Any], queue: ReuseQueue) -> Callable[..., Any]:
-        """Around `KVCacheManager.allocate_slots`: whose blocks are proven."""
-        proven = self._proven
-
-        def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
-            if request.request_id not in proven:
-                return original(request, *args, **kwargs)
-            queue.fresh_is_proven = True
-            try:
-                return original(request, *args, **kwargs)
-            finally:
-                queue.fresh_is_proven = False
-
-        return allocate_slots
-
     # What the connector hears.
 
     def added(self, request: Any) -> None:
@@ -343,8 +314,7 @@ class Planner:
         self._planned.pop(name, None)
         self._reached.pop(name, None)
         self._hit.pop(name, None)
-        self._looked_up.discard(name)
-        self._proven.discard(name)
+        self._proven.finished(name)
 
     def admitted(self, request: Any, blocks: Any) -> None:
         """A request got its blocks: the restore planned for it will run in this step."""

@@ -60,12 +60,16 @@ def engine_version() -> str:
 
 
 def share_log() -> None:
-    """Have the plugin's lines appear among vLLM's, which shows no logger but its own."""
+    """Have the plugin's lines appear among vLLM's, which shows no logger but its own.
+
+    They go on to the root logger only if vLLM's do: a worker's has a handler, too.
+    """
     ours, theirs = logging.getLogger("statecache"), logging.getLogger("vllm")
     if not ours.handlers:
         for handler in theirs.handlers:
             ours.addHandler(handler)
         ours.setLevel(theirs.getEffectiveLevel())
+        ours.propagate = theirs.propagate
 
 
 # Flags and configuration.

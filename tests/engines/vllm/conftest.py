@@ -1,6 +1,7 @@
 """VLLM on a CPU: its switches must be set before it is imported."""
 
 import importlib.util
+import logging
 import sys
 import warnings
 from pathlib import Path
@@ -21,6 +22,8 @@ if INSTALLED:
         warnings.simplefilter("ignore")
         import engine  # noqa: F401
         import tiny_models
+
+        from statecache_vllm import seams
 
 
 def pytest_report_header():
@@ -44,6 +47,17 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.filterwarnings("ignore::Warning"))
             if item.path.name in LONG and config.getoption("--quick"):
                 item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def lines_from_warnings_on(caplog, monkeypatch):
+    """The plugin's lines are caught from warnings on, whether or not an engine ran before.
+
+    The first engine of a process gives the plugin's logger the level and the way of its own.
+    """
+    seams.share_log()
+    monkeypatch.setattr(logging.getLogger("statecache"), "propagate", True)
+    caplog.set_level("WARNING", logger="statecache")
 
 
 @pytest.fixture(scope="session", params=["qwen3_next", "granite"])

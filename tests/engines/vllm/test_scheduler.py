@@ -34,7 +34,7 @@ def test_no_block_is_lost_or_doubled(model, share, plugin):
         assert run.shadow.resumed > 0
         assert run.planner.guard.anomalies == 0
         assert run.planner._requests == {}
-        assert run.planner._proven | run.planner._looked_up == set()
+        assert run.planner._proven.known == set()
         assert run.pool.get_num_free_blocks() == 69
         assert run.scheduler.kv_cache_manager.reset_prefix_cache()
         run.check()

@@ -98,3 +98,6 @@ def test_a_server_with_the_plugin_serves_what_it_served_before(model, tmp_path):
     assert "block order reuse" in log
     assert "8 native checkpoints" in log
     assert "smallest prefix that can be reused is 32 tokens" in log
+    worker = [line for line in log.splitlines() if "native slots of" in line]
+    assert len(worker) == 1, "a worker has handlers of vLLM and of the root logger"
+    assert worker[0].startswith("(Worker")

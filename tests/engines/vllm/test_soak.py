@@ -31,7 +31,7 @@ def check(run: Run) -> None:
     assert planner.queue is not None
     running = set(run.scheduler.requests)
     assert set(planner._requests) == running
-    for known in (planner._looked_up, planner._proven, planner._planned, planner._hit):
+    for known in (planner._proven.known, planner._planned, planner._hit):
         assert set(known) <= running
     assert set(planner.report._found) <= running
     keys = {block.block_hash for block in pool.blocks} - {None}
