@@ -148,7 +148,7 @@ class CheckpointPool:
         self._stores = 0
         self.clear()
         _log.info(
-            "statecache: a checkpoint pool: %d %s slots of %d bytes, %d bytes in all, copies by %s",
+            "statecache: a pool of %d %s slots of %d bytes, %d bytes in all, copies by %s",
             slots,
             mode,
             self.bytes_per_state,

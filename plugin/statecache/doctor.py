@@ -19,12 +19,11 @@ import msgspec
 
 from statecache.doctor_child import ENGINES, EngineFound, ExtensionFound, TorchFound
 from statecache.doctor_server import look_at_server
-from statecache.errors import on_one_line
+from statecache.errors import by_reason, on_one_line
 
 __all__ = ["Finding", "Report", "examine"]
 
 _SECONDS = 300
-_NAMED = 3  # seams on one line
 _GROUPS = {"sglang": "sglang.srt.plugins", "vllm": "vllm.general_plugins"}
 _CHOICES = {"sglang": "SGLANG_PLUGINS", "vllm": "VLLM_PLUGINS"}
 _Found = TypeVar("_Found")
@@ -59,8 +58,12 @@ def examine(
 ) -> Report:
     """Look at everything: at one `engine` or all that are installed, and at the server at `url`.
 
-    `step` hears what is looked at next.
+    Of a server that names its engine, only that one counts. `step` hears what is looked at next.
     """
+    server = None
+    if url is not None:
+        step("the server")
+        server = look_at_server(url)
     step("the index")
     findings = [_of_extension("index", "the native index"), *_of_settings(os.environ)]
     step("torch")
@@ -68,18 +71,20 @@ def examine(
     findings += of_torch
     engines: dict[str, EngineFound] = {}
     present = [name for name in ENGINES if importlib.util.find_spec(name) is not None]
+    if engine is None and server is not None and server.engine in ENGINES:
+        present = [name for name in present if name == server.engine]
     for name in present if engine is None else [engine]:
         step(ENGINES[name])
         if name == "vllm":
             findings.append(_of_extension("blocks", "the native queue of vLLM's blocks"))
         findings += _of_engine(name, engines)
     if not present and engine is None:
-        known = " and no ".join(ENGINES.values())
+        served = server.engine if server is not None else None
+        known = ENGINES.get(served or "") or " and no ".join(ENGINES.values())
         level = "problem" if url is None else "note"
         findings.append(Finding("engines", level, f"no {known} in {sys.executable}"))
-    if url is not None:
-        step("the server")
-        findings.append(Finding("server", *look_at_server(url)))
+    if server is not None:
+        findings.append(Finding("server", server.level, server.text))
     return Report(
         statecache=version("statecache"),
         python=platform.python_version(),
@@ -180,24 +185,15 @@ def _of_engine(name: str, engines: dict[str, EngineFound]) -> Iterator[Finding]:
     except _LookError as error:
         yield Finding(name, "problem", f"the seams of {title} cannot be looked at: {error}")
         return
-    yield from _of_seams(name, found.seams)
+    broken = [(seam, state) for seam, state in found.seams.items() if state != "ok"]
+    for state, those in by_reason(broken, "--seams"):
+        yield Finding(name, "problem", f"{state}: {those}")
     in_place = sum(state == "ok" for state in found.seams.values())
     text = f"{title} {found.version}: {in_place} of {len(found.seams)} seams are in place"
     if found.version in found.tested:
-        level = "ok" if in_place == len(found.seams) else "problem"
+        level = "ok" if in_place == len(found.seams) else "note"  # the problems are said above
         yield Finding(name, level, f"{text}; a tested version")
         return
     strict = os.environ.get("STATECACHE_STRICT") == "1"
     tested = f"not a tested version (tested: {', '.join(found.tested)})"
     yield Finding(name, "problem" if strict else "note", f"{text}; {tested}")
-
-
-def _of_seams(name: str, seams: Mapping[str, str]) -> Iterator[Finding]:
-    """Return what is not in place, one line for all that are so for the same reason."""
-    by_state: dict[str, list[str]] = {}
-    for seam, state in seams.items():
-        if state != "ok":
-            by_state.setdefault(state, []).append(seam)
-    for state, those in by_state.items():
-        more = f" and {len(those) - _NAMED} more (--seams)" if len(those) > _NAMED else ""
-        yield Finding(name, "problem", f"{state}: {', '.join(those[:_NAMED])}{more}")

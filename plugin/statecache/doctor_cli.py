@@ -71,8 +71,19 @@ def _lines(report: Report, *, all_seams: bool) -> list[str]:
     if all_seams:
         for name, found in report.engines.items():
             lines += [f"  {name} {seam}: {state}" for seam, state in found.seams.items()]
-    problems = sum(finding.level == "problem" for finding in report.findings)
-    return [*lines, "It would work." if report.works else f"It would not work: {problems} above."]
+    return [*lines, _verdict(report)]
+
+
+def _verdict(report: Report) -> str:
+    if report.works:
+        return "It would work."
+    about = [one.about for one in report.findings if one.level == "problem"]
+    fine = [name for name in report.engines if name not in about]
+    if fine and set(about) <= {*ENGINES}:
+        broken = " and ".join(ENGINES[name] for name in dict.fromkeys(about))
+        alone = f"--engine {fine[0]} looks at {ENGINES[fine[0]]} alone"
+        return f"It would not work in {broken}: {len(about)} above ({alone})."
+    return f"It would not work: {len(about)} above."
 
 
 def main() -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from statecache.errors import on_one_line
 from statecache.metrics import DRY_RUN
 from statecache.server_address import ServerAddress, ServerError
 
-__all__ = ["look_at_server"]
+__all__ = ["ServerFound", "look_at_server"]
 
 _SECONDS = 10
 _MOST_BYTES = 64 << 20
@@ -18,39 +19,52 @@ _SAMPLE = re.compile(r"statecache_active *(?:\{(.*)\})? *(\S+)(?: .*)?")
 _LABEL = re.compile(r'\s*(\w+)="((?:[^"\\]|\\.)*)"\s*(?:,|$)')
 
 
-def look_at_server(url: str) -> tuple[str, str]:
-    """Return a level ("ok" or "problem") and one line of what is said of the server at `url`."""
+class ServerFound(NamedTuple):
+    """What is said of a server: "ok" or "problem", one line, and its engine if it names one."""
+
+    level: str
+    text: str
+    engine: str | None = None
+
+
+def look_at_server(url: str) -> ServerFound:
+    """Look at the server at `url`."""
     address = ServerAddress(url)
     where = f"{address}/metrics"
     try:
         content = address.ask("metrics", seconds=_SECONDS, most_bytes=_MOST_BYTES)
     except ServerError as error:
         if error.status is None:
-            return "problem", str(error)
+            return ServerFound("problem", str(error))
         why = "start SGLang with --enable-metrics, vLLM without --disable-log-stats"
-        return "problem", f"{where} answers {error.status}: whether it is active is unknown: {why}"
-    level, said = _verdict(content.decode(errors="replace"))
-    return level, on_one_line(f"{where}{said}")
+        said = f"{where} answers {error.status}: whether it is active is unknown: {why}"
+        return ServerFound("problem", said)
+    level, said, engine = _verdict(content.decode(errors="replace"))
+    return ServerFound(level, on_one_line(f"{where}{said}"), engine)
 
 
-def _verdict(text: str) -> tuple[str, str]:
+def _verdict(text: str) -> ServerFound:
     found = []
     for line in _LINE.findall(text):
         try:
             found.append(_sample(line.strip()))
         except ValueError:
             shown = line[:_SHOWN_CHARACTERS]
-            return "problem", f" has a line of statecache_active that cannot be read: {shown!r}"
+            said = f" has a line of statecache_active that cannot be read: {shown!r}"
+            return ServerFound("problem", said)
     if not found:
         what = "was the server started with --kv-cache-plugin statecache and its metrics on?"
-        return "problem", f" has no statecache_active: the plugin is not there: {what}"
+        said = f" has no statecache_active: the plugin is not there: {what}"
+        return ServerFound("problem", said)
     labels, _ = found[0]
+    engine = labels.get("engine")
     named = ", ".join(f"{name} {labels[name]}" for name in ("engine", "policy") if name in labels)
     if labels.get("policy") == DRY_RUN:
-        return "ok", f": a dry run: the engine decides (engine {labels.get('engine')})"
+        return ServerFound("ok", f": a dry run: the engine decides (engine {engine})", engine)
     if any(value != 1 for _, value in found):
-        return "problem", f": the plugin is loaded but the engine decides ({named})"
-    return "ok", f": the plugin is active ({named})"
+        said = f": the plugin is loaded but the engine decides ({named})"
+        return ServerFound("problem", said, engine)
+    return ServerFound("ok", f": the plugin is active ({named})", engine)
 
 
 def _sample(line: str) -> tuple[dict[str, str], float]:

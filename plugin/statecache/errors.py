@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import NoReturn
 
-__all__ = ["SettingsError", "Stopped", "TraceError", "on_one_line", "stop"]
+__all__ = ["SettingsError", "Stopped", "TraceError", "by_reason", "on_one_line", "stop"]
+
+_NAMED = 3
 
 
 class SettingsError(ValueError):
@@ -39,6 +42,23 @@ def stop(problem: object) -> NoReturn:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
     raise Stopped(line)
+
+
+def by_reason(states: Iterable[tuple[str, str]], where: str) -> list[tuple[str, str]]:
+    """Return each reason with the names it holds for: three, how many more, and `where` to look.
+
+    `states`: names and reasons. One cause, as a module that is not there, can have many names.
+    """
+    names: dict[str, list[str]] = {}
+    for name, reason in states:
+        names.setdefault(reason, []).append(name)
+    return [(reason, _some(those, where)) for reason, those in names.items()]
+
+
+def _some(names: list[str], where: str) -> str:
+    shown = ", ".join(names[:_NAMED])
+    more = len(names) - _NAMED
+    return f"{shown} and {more} more ({where})" if more > 0 else shown
 
 
 def on_one_line(text: str) -> str:

@@ -138,23 +138,26 @@ def _check_checkpoints(given: Given) -> None:
         raise _bad("checkpoints", mode, f"use {' or '.join(CHECKPOINTS)}")
     if mode == "native" and given.int8:
         raise SettingsError(
-            f"{flag_of('int8')} and {flag_of('checkpoints')} native exclude another"
+            f"{flag_of('int8')} and {flag_of('checkpoints')} native exclude each other"
         )
     if order == "gds" and (mode is not None or given.int8):
         raise SettingsError(
-            f"{flag_of('block_order')} gds and a checkpoint pool exclude another: states that are"
-            " kept apart are ruled there"
+            f"{flag_of('block_order')} gds and a checkpoint pool exclude each other: states"
+            " that are kept apart are ruled there"
         )
     if interval is not None and given.admission == "ends+fork":
         raise SettingsError(
-            f"{flag_of('admission')} ends+fork and {flag_of('checkpoint_interval')} exclude another"
+            f"{flag_of('admission')} ends+fork and {flag_of('checkpoint_interval')}"
+            " exclude each other"
         )
     if slots is not None and given.int8_slots is not None:
         raise SettingsError(
             f"give {flag_of('int8_slots')} or {flag_of('checkpoint_slots')}, not both"
         )
     if slots is not None and mode is None and not given.int8:
-        raise SettingsError(f"{flag_of('checkpoint_slots')} needs {flag_of('checkpoints')}")
+        raise SettingsError(
+            f"{flag_of('checkpoint_slots')} needs {flag_of('checkpoints')} or {flag_of('int8')}"
+        )
 
 
 def _check_record(given: Given) -> None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from statecache.errors import by_reason
 from statecache.settings import flag_of
 
 __all__ = [
@@ -118,9 +119,11 @@ def check(
 
     With `strict` that raises too. `engine` is the name for people.
     """
-    broken = [f"{name}: {state}" for name, state in probe(seams) if state != "ok"]
+    broken = [(name, state) for name, state in probe(seams) if state != "ok"]
     if broken:
-        raise SeamError(f"{engine} {version} does not fit: {'; '.join(broken)}")
+        reasons = by_reason(broken, "statecache doctor --seams")
+        said = "; ".join(f"{names}: {state}" for state, names in reasons)
+        raise SeamError(f"{engine} {version} does not fit: {said}")
     if version not in tested:
         what = f"{engine} {version} was not tested (tested: {', '.join(tested)})"
         if strict:

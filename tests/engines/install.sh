@@ -13,6 +13,7 @@ pins=$root/tests/engines/requirements.txt
 stamp=$venv/.engines-$(sha256sum "$pins" "${BASH_SOURCE[0]}" | sha256sum | cut -c1-16)
 
 if [ ! -f "$stamp" ]; then
+  echo "Installing SGLang and vLLM for CPUs in $venv: a minute or two, 4 GB" >&2
   rm -rf "$venv"
   python3 -m venv "$venv"
   "$venv/bin/pip" install -q uv==0.13.9

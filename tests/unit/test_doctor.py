@@ -1,6 +1,7 @@
 """`statecache doctor`: in this environment, in broken ones, and before small servers."""
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ import pytest
 import statecache
 from replay_support import assert_one_line, run
 from statecache.doctor_server import look_at_server
+from statecache.seam import Seam, SeamError, check
 
 INSTALLED = Path(statecache.__file__).parent
 WITHOUT_ENGINE = pytest.mark.skipif(
@@ -149,9 +151,70 @@ def test_each_seam_that_moved_or_is_missing_is_named(tmp_path: Path) -> None:
     assert f"PROBLEM vllm        {broken}: vllm.broken.x" in lines
     assert "PROBLEM vllm        moved (takes self, block): vllm.pool.Pool.free" in lines
     text = "vLLM 0.32.0: 1 of 5 seams are in place; a tested version"
-    assert f"PROBLEM vllm        {text}" in lines
+    assert f"note    vllm        {text}" in lines
     assert "  vllm vllm.pool.Pool.touch: ok" in lines
-    assert lines[-1] == "It would not work: 4 above."
+    assert lines[-1] == "It would not work: 3 above."
+
+
+def test_what_stops_a_server_names_a_reason_once_and_three_of_its_seams() -> None:
+    seams = [Seam("textwrap", name) for name in "abcde"]
+    seams.append(Seam("textwrap", "dedent", ("words",)))
+    with pytest.raises(SeamError) as caught:
+        check("X", "2.0", seams, ["2.0"], strict=False, log=logging.getLogger("statecache.test"))
+    assert str(caught.value) == (
+        "X 2.0 does not fit: textwrap.a, textwrap.b, textwrap.c and 2 more"
+        " (statecache doctor --seams): missing; textwrap.dedent: moved (takes text)"
+    )
+
+
+@pytest.fixture
+def one_of_two_broken(tmp_path: Path) -> Path:
+    """A vLLM whose seams are in place, an SGLang without a module that it needs itself."""
+    with_engine(tmp_path, seams="Seam(MODULE, 'Pool.touch'),")
+    engine, adapter = tmp_path / "sglang", tmp_path / "statecache_sglang"
+    engine.mkdir()
+    (engine / "__init__.py").write_text("")
+    (engine / "cache.py").write_text("import vision\n")
+    adapter.mkdir()
+    (adapter / "__init__.py").write_text("def register(): ...\n")
+    (adapter / "seams.py").write_text("def engine_version(): return '0.5.23'\n")
+    table = "from statecache.seam import Seam\nTESTED = ('0.5.23',)\n"
+    seams = "[Seam('sglang.cache', name) for name in 'abcd']"
+    (adapter / "seam_table.py").write_text(f"{table}SEAMS = {seams}\n")
+    return tmp_path
+
+
+def test_the_engine_that_would_work_is_named_beside_one_that_would_not(
+    one_of_two_broken: Path,
+) -> None:
+    done = doctor(path=one_of_two_broken)
+    assert done.returncode == 1
+    seams = "sglang.cache.a, sglang.cache.b, sglang.cache.c and 1 more (--seams)"
+    text = f"missing (No module named 'vision'): {seams}"
+    assert f"PROBLEM sglang      {text}\n" in done.stdout
+    alone = "--engine vllm looks at vLLM alone"
+    assert done.stdout.endswith(f"It would not work in SGLang: 1 above ({alone}).\n")
+    assert doctor("--engine", "vllm", path=one_of_two_broken).returncode == 0
+
+
+@pytest.mark.parametrize(("engine", "code"), [("vllm", 0), ("sglang", 1)])
+def test_beside_a_running_server_only_its_engine_counts(
+    engine: str, code: int, one_of_two_broken: Path
+) -> None:
+    with server(200, f'statecache_active{{engine="{engine}",policy="gds"}} 1.0\n') as url:
+        done = doctor("--url", url, "--json", "-", path=one_of_two_broken)
+        assert done.returncode == code
+        assert set(json.loads(done.stdout)["engines"]) == {engine}
+        assert findings(done)["server"][0] == "ok"
+
+
+@WITHOUT_ENGINE
+def test_the_engine_of_a_server_elsewhere_is_not_looked_at_here(tmp_path: Path) -> None:
+    path = with_engine(tmp_path)  # a vLLM that would not work
+    with server(200, f"{ACTIVE}1.0\n") as url:
+        done = doctor("--url", url, path=path)
+    assert "note    engines     no SGLang in " in done.stdout
+    assert done.returncode == 0
 
 
 def test_seams_in_place_on_an_untested_version_are_a_note_and_strict_a_problem(
@@ -275,17 +338,17 @@ def test_a_server_is_judged_by_its_metrics(body: str, level: str, said: str) -> 
 
 def test_a_server_without_metrics_and_none_at_all_are_problems() -> None:
     with server(404, "") as url:
-        level, text = look_at_server(url)
+        level, text, _ = look_at_server(url)
     assert level == "problem"
     assert "/metrics answers 404: whether it is active is unknown" in text
-    level, text = look_at_server(url)  # closed by now
+    level, text, _ = look_at_server(url)  # closed by now
     assert level == "problem"
     assert "/metrics cannot be read ([Errno 111] Connection refused)" in text
 
 
 @WITHOUT_ENGINE
 def test_with_a_server_elsewhere_no_engine_is_needed_here() -> None:
-    with server(200, f"{ACTIVE}1.0\n") as url:
+    with server(200, "statecache_active 1.0\n") as url:  # it does not say of which engine
         done = doctor("--url", url)
         assert "note    engines     no SGLang and no vLLM" in done.stdout
         assert done.stdout.endswith("It would work.\n")

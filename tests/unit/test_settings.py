@@ -164,13 +164,19 @@ def test_strict_from_its_own_variable(text, strict):
         ({"policy": "lru"}, "--statecache-policy needs --kv-cache-plugin statecache"),
         ({**ON, "block_order": "x"}, "--statecache-block-order cannot be 'x': use reuse or gds"),
         ({**ON, "checkpoints": "x"}, "--statecache-checkpoints cannot be 'x': use native or int8"),
-        ({**ON, "checkpoints": "native", "int8": True}, "exclude another"),
+        ({**ON, "checkpoints": "native", "int8": True}, "exclude each other"),
         (
             {**ON, "checkpoints": "native", "checkpoint_slots": 0},
             "--statecache-checkpoint-slots cannot be '0'",
         ),
-        ({**ON, "block_order": "gds", "int8": True}, "exclude another: states that are kept apart"),
-        ({**ON, "checkpoint_slots": 2}, "--statecache-checkpoint-slots needs"),
+        (
+            {**ON, "block_order": "gds", "int8": True},
+            "exclude each other: states that are kept apart",
+        ),
+        (
+            {**ON, "checkpoint_slots": 2},
+            "-slots needs --statecache-checkpoints or --statecache-int8",
+        ),
         ({**ON, "int8": True, "int8_slots": 1, "checkpoint_slots": 1}, "not both"),
         ({**ON, "checkpoint_interval": -1}, "--statecache-checkpoint-interval cannot be '-1'"),
         ({**ON, "record": ""}, "--statecache-record cannot be '': name a file"),

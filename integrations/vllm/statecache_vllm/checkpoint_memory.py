@@ -128,10 +128,11 @@ def pool_slots(settings: Settings, vllm_config: Any, kv_cache_config: Any) -> in
         )
     by_hand = vllm_config.cache_config.num_gpu_blocks_override is not None
     _log.info(
-        "statecache: %d %s checkpoints of %d bytes, %d bytes in all%s",
+        "statecache: %d %s checkpoints of %d bytes, each %d slots of the pool, %d bytes in all%s",
         slots,
         mode,
         one,
+        sum(seams.is_mamba(group.kv_cache_spec) for group in groups),
         slots * one,
         ", on top of the number of blocks given by hand" if by_hand else "",
     )

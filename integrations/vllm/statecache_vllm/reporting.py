@@ -116,7 +116,7 @@ class Report:
             **self.also(),
             f"active|{policy_label(settings)}": float(active),
             "anomalies": planner.guard.anomalies,
-            "slots|blocks": pool.num_gpu_blocks,
+            "slots|blocks": pool.num_gpu_blocks - 1,  # the null block is never handed out
             "slots_free|blocks": pool.get_num_free_blocks(),
         }
 

@@ -202,6 +202,7 @@ def test_a_real_server_shows_them(model, tmp_path):
         assert look_at_server(url) == (
             "ok",
             f"{url}/metrics: the plugin is active (engine sglang, policy lru)",
+            "sglang",
         )
     assert found["requests_total", ""] == 33
     assert found["prompt_tokens_total", ""] == 200 + 30 * 12 + 202 + 204

@@ -101,7 +101,8 @@ def test_a_real_server_shows_them(model, tmp_path, monkeypatch):
             )
             if found["dry_run_requests_total", ""] == 4:
                 break
-        level, line = look_at_server(url)
+        level, line, engine = look_at_server(url)
+    assert engine == "vllm"
     assert found["dry_run_requests_total", ""] == 4
     assert found["dry_run_prompt_tokens_total", ""] == 4 * 512
     assert found["dry_run_evictions_total", "lru"] == 2

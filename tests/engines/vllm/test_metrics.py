@@ -36,7 +36,7 @@ def test_a_request_counts_what_it_reused_and_a_miss_for_want_of_a_state(model):
     assert (found["hit_requests"], found["hit_tokens"]) == (1, 96)
     assert (found["missed_by_state_requests"], found["missed_by_state_tokens"]) == (1, 96)
     assert found["active|reuse"] == 1
-    assert found["slots|blocks"] == 200
+    assert found["slots|blocks"] == 199
     assert found["anomalies"] == 0
 
 
@@ -137,6 +137,7 @@ def test_a_real_server_shows_them(model, tmp_path, monkeypatch):
         assert look_at_server(url) == (
             "ok",
             f"{url}/metrics: the plugin is active (engine vllm, policy reuse+gds)",
+            "vllm",
         )
     assert found["requests_total", ""] == 3
     assert found["prompt_tokens_total", ""] == 3 * 276
@@ -144,6 +145,6 @@ def test_a_real_server_shows_them(model, tmp_path, monkeypatch):
     assert found["checkpoint_stores_total", "native"] >= 1
     assert found["slots", "checkpoint"] == 8
     assert found["states_resident", "checkpoint"] == found["checkpoint_stores_total", "native"]
-    assert found["slots", "blocks"] == 40
+    assert found["slots", "blocks"] == 39
     assert found["anomalies_total", ""] == 0
     assert "KV Transfer metrics" not in (tmp_path / "log").read_text()
