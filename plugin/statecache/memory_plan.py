@@ -58,8 +58,8 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     """One way to divide the memory, and how many of the trace's prompt tokens it reuses.
 
     `states` says how states are kept: native or int8, in slots of their own, or shared, in the
-    blocks of KV. `active_slots` are those of running requests. A request that cannot fit is
-    rejected: its tokens count as not reused.
+    blocks of KV. `active_slots` are those of running requests. Of all `requests` those are rejected
+    that cannot fit, alone: their tokens count as not reused.
     """
 
     engine: str
@@ -73,6 +73,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int
     prompt_tokens: int
     hit_tokens: int
+    requests: int
     rejected: int
     flags: list[str]
 
@@ -83,17 +84,21 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def best_splits(splits: list[Split]) -> dict[str, Split]:
-    """Return the best one of each engine: most tokens reused, then most KV."""
+    """Return the best one of each engine: fewest requests rejected, most tokens reused, most KV.
+
+    An engine whose splits reject every request has none.
+    """
     best: dict[str, Split] = {}
     for split in splits:
         known = best.get(split.engine)
-        if known is None or _worth(split) > _worth(known):
+        serves = split.rejected < split.requests
+        if serves and (known is None or _worth(split) > _worth(known)):
             best[split.engine] = split
     return best
 
 
-def _worth(split: Split) -> tuple[int, int]:
-    return split.hit_tokens, split.kv_tokens
+def _worth(split: Split) -> tuple[int, int, int]:
+    return -split.rejected, split.hit_tokens, split.kv_tokens
 
 
 def rated_splits(demand: Demand, tree: PrefixTree) -> Iterator[Split]:
@@ -171,6 +176,7 @@ class _Player:
             kv_bytes=kv_bytes,
             prompt_tokens=self.prompt_tokens,
             hit_tokens=hit_tokens,
+            requests=len(self.tree.paths),
             rejected=rejected,
             flags=["--kv-cache-plugin statecache", *flags],
         )

@@ -103,7 +103,12 @@ def plan_command(
         typer.Option(metavar="FILE", help="Write all of it as JSON; - for stdout, no table."),
     ] = None,
 ) -> None:
-    """Recommend how to split memory between KV, running states and kept ones, on a trace."""
+    """Recommend how to split memory between KV, running states and kept ones, on a trace.
+
+    The best split is the one that rejects the fewest requests (those longer than its KV), of these
+    the one that reuses the most tokens, and of these the one with the most KV. Where every split
+    rejects every request there is none.
+    """
     if json:
         check_output("--json", json, trace)
     if chunk < BLOCK_TOKENS or chunk % BLOCK_TOKENS:
@@ -122,15 +127,23 @@ def plan_command(
         chunk_tokens=chunk,
     )
     recorded = read_trace(trace, limit=limit)
-    splits = _rated(demand, PrefixTree.of(recorded))
+    tree = PrefixTree.of(recorded)
+    splits = _rated(demand, tree)
     if not splits:
         raise SettingsError("--split: no share leaves room for both a state and KV: give others")
+    best = best_splits(splits)
+    if not best:
+        lengths = [BLOCK_TOKENS * len(path) for path in tree.paths]
+        raise SettingsError(
+            f"--memory: no split serves any of the {len(lengths):,} requests: their prompts of"
+            f" {min(lengths):,} to {max(lengths):,} tokens are longer than its KV: give more"
+        )
     name = on_one_line(Path(recorded.name).name)
     report = _Report(
         trace=TraceIdentity(name, recorded.digest),
         demand=demand,
         sizes=[_sizes(demand, engine) for engine in demand.engines],
-        best=best_splits(splits),
+        best=best,
         splits=splits,
     )
     if json:
@@ -138,6 +151,22 @@ def plan_command(
             file.write(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     if str(json) != "-":
         _show(report)
+    for name in demand.engines:
+        _warn(name, best.get(name))
+
+
+def _warn(engine: str, best: Split | None) -> None:
+    """Say on stderr what the recommendation does not serve."""
+    if best is None:
+        problem = "no split serves a single request"
+    elif best.rejected:
+        problem = (
+            f"even the best split rejects {best.rejected:,} of {best.requests:,} requests, which"
+            " are longer than its KV"
+        )
+    else:
+        return
+    sys.stderr.write(f"statecache: {engine}: {problem}: give more --memory\n")
 
 
 def _rated(demand: Demand, tree: PrefixTree) -> list[Split]:

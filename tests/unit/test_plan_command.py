@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from model_configs import PUBLISHED, QWEN3_NEXT
+from replay_support import write_trace
 from statecache.memory_plan import Demand, Split, best_splits, rated_splits
 from statecache.model_config import read_model
 from statecache.plan import PrefixTree, kv_timeline, make_plan
@@ -97,22 +98,65 @@ def test_the_best_split_is_the_one_that_reuses_most(report):
 
 
 def test_of_equal_splits_the_one_with_more_kv_is_best():
-    def split(hit: int, kv: int) -> Split:
-        counts = dict.fromkeys(("share", "active_slots", "kept_slots", "rejected"), 0)
-        sizes = dict.fromkeys(("active_bytes", "kept_bytes", "kv_bytes"), 0)
-        return Split(
-            engine="vllm",
-            states="int8",
-            kv_tokens=kv,
-            prompt_tokens=9,
-            hit_tokens=hit,
-            flags=[],
-            **counts,
-            **sizes,
-        )
-
     splits = [split(5, 100), split(5, 200), split(5, 150), split(4, 900)]
     assert best_splits(splits) == {"vllm": splits[1]}
+
+
+def test_of_all_splits_one_that_rejects_the_fewest_is_best():
+    splits = [split(8, 900, 2), split(3, 100, 1), split(4, 100, 1), split(0, 900, 3)]
+    assert best_splits(splits) == {"vllm": splits[2]}
+    assert best_splits(splits[3:]) == {}
+
+
+def split(hit: int, kv: int, rejected: int = 0) -> Split:
+    """One of three requests."""
+    counts = dict.fromkeys(("share", "active_slots", "kept_slots"), 0)
+    sizes = dict.fromkeys(("active_bytes", "kept_bytes", "kv_bytes"), 0)
+    return Split(
+        engine="vllm",
+        states="int8",
+        kv_tokens=kv,
+        prompt_tokens=9,
+        hit_tokens=hit,
+        requests=3,
+        rejected=rejected,
+        flags=[],
+        **counts,
+        **sizes,
+    )
+
+
+def test_what_the_best_split_cannot_serve_is_said(tmp_path):
+    """Prompts of 4 and of 2,000 blocks; SGLang's native states leave KV for a few hundred."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_NEXT))
+    write_trace(tmp_path / "agent.jsonl", [[1, 2, 3, 4], [1, 2, 3, 4, 5], list(range(10, 2_010))])
+    words = ("--running", "4", "--split", "30", "--memory", "10GiB")
+    done = plan(tmp_path, *words)
+    assert done.returncode == 0
+    assert "best for sglang: " in done.stdout
+    rest = "even the best split rejects 1 of 3 requests, which are longer than its KV"
+    assert done.stderr.splitlines() == [
+        f"statecache: {engine}: {rest}: give more --memory" for engine in ("sglang", "vllm")
+    ]
+    # SGLang's 6 states leave two blocks of KV and no room for a kept one, vLLM's take less.
+    done = plan(tmp_path, "--running", "1", "--split", "30", "--memory", f"{6 * STATE + 2**25}")
+    assert done.returncode == 0
+    assert "best for sglang" not in done.stdout
+    assert "statecache: sglang: no split serves a single request: give more" in done.stderr
+    assert "best for vllm" in done.stdout
+
+
+def test_no_split_is_recommended_that_serves_nothing(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_NEXT))
+    write_trace(tmp_path / "agent.jsonl", [list(range(2_000)), list(range(3_000))])
+    words = ("--running", "4", "--split", "30", "--memory", "10GiB", "--json", tmp_path / "r")
+    done = plan(tmp_path, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "statecache: --memory: no split serves any of the 2 requests: their prompts of 1,024,000"
+        " to 1,536,000 tokens are longer than its KV: give more\n"
+    )
+    assert not (tmp_path / "r").exists()
 
 
 def test_the_table_marks_the_best_and_names_its_flags(folder):
