@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -18,6 +19,7 @@ from replay_support import COMMAND, assert_one_line, run, with_default_signals, 
 from statecache.ab.bench import Bench
 from statecache.ab.command import ab_command
 from statecache.ab.result import Raw
+from statecache.ab.workloads import SIZES
 
 ARMS = ("--arm", "lru:policy=lru,slots=16", "--arm", "gds:policy=gds,slots=16")
 SMALL = ("--workload", "agent:sessions=6,turns=6")
@@ -215,13 +217,34 @@ BAD = {
         "--seed: -1 is not in 0 to 9223372036854765808",
     ),
     "no trace": ([*ARMS, "--workload", "trace:file=/nowhere"], "/nowhere: cannot be read"),
+    "no talks": ([*ARMS, "--workload", "sharegpt:file=/nowhere"], "/nowhere: cannot be read"),
     "5 repeats": ([*ARMS, "--repeats", "5"], "--repeats: 5 can never reach significance in 1 comp"),
     "no repeats": ([*ARMS, "--repeats", "0"], "--repeats: 0 is not in 1 to 10000"),
     "warm-up": ([*ARMS, "--warm-up", "1"], "--warm-up: 1 is no share"),
     "no plan": (["/nowhere/plan.toml"], "/nowhere/plan.toml: cannot be read"),
     "experiment": (["--experiment", "magic"], "--experiment: unknown 'magic': use sessions"),
     "its engine": (["--experiment", "sessions", "--engines", "tgi"], "--engines: sessions does"),
-    "its trace": (["--experiment", "agent-traces"], "--trace: agent-traces needs"),
+    "engine of none": (
+        ["--experiment", "engines", "--engines", "sgl"],
+        "--engines: engines does not run on 'sgl': use sglang, vllm",
+    ),
+    "engine of another": (
+        ["--experiment", "engines", "--engines", "core"],
+        "--engines: engines does not run on 'core': use sglang, vllm",
+    ),
+    "one of two engines": (
+        ["--experiment", "engines", "--engines", "sglang"],
+        "--engines: engines compares sglang and vllm: leave it out",
+    ),
+    "no engines": (["--experiment", "sessions", "--engines", ""], "sessions does not run on ''"),
+    "its trace": (
+        ["--experiment", "agent-traces"],
+        "--experiment: agent-traces plays a recorded trace: give --trace FILE",
+    ),
+    "a trace of none": (
+        ["--experiment", "sessions", "--trace", "t"],
+        "--trace: sessions makes its own workload: leave it out",
+    ),
     "both": ([*ARMS, "--experiment", "sessions"], "--experiment: brings its arms"),
     "output": ([*ARMS, "-o", "/dev/null/x"], "--output: /dev/null/x cannot be made"),
     "no python": (
@@ -240,7 +263,26 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_cannot_be_run_is_one_line(kind: str, tmp_path: Path) -> None:
+def test_what_cannot_be_run_is_one_line_and_leaves_nothing(kind: str, tmp_path: Path) -> None:
     arguments, problem = BAD[kind]
-    done = run("ab", *arguments, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""})
+    more = () if "-o" in arguments else ("-o", "new/out")
+    env = {**os.environ, "PYTHONPATH": ""}
+    done = run("ab", *arguments, *more, cwd=tmp_path, env=env)
     assert_one_line(done, problem)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_was_there_stays_after_a_refusal(tmp_path: Path) -> None:
+    arguments, problem = BAD["no trace"]
+    (tmp_path / "mine").mkdir()
+    done = run("ab", *arguments, "-o", "mine/out", cwd=tmp_path)
+    assert_one_line(done, problem)
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_the_help_names_each_kind_of_workload_with_its_sizes() -> None:
+    shown = " ".join(run("ab", "--help", env={**os.environ, "COLUMNS": "200"}).stdout.split())
+    told = re.sub(r"[^\w-]+", " ", shown)
+    for kind, sizes in SIZES.items():
+        assert kind in told
+        assert " ".join(sizes) in told

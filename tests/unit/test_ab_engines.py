@@ -101,12 +101,33 @@ def test_a_long_job_and_a_long_answer_arrive_whole(tmp_path: Path) -> None:
     process.close()
 
 
-def test_an_engine_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    python = engine(tmp_path, "echo No module named sglang >&2; exit 1")
-    done = run("ab", "--arm", "a:", "--arm", f"b:engine=sglang,kv_tokens=512,python={python}")
-    assert_one_line(
-        done, "sglang: ended with status 1 (No module named sglang): name a Python that has it"
-    )
+NO_MODULE = "ModuleNotFoundError: No module named"
+FAULTS = {
+    "absent": ("No module named sglang", "sglang: ended with status 1 ({}): name a Python that"),
+    "no kernels": (
+        f"{NO_MODULE} 'sgl_kernel'",
+        "sglang in {python} does not load (ended with status 1 ({})): docs/ab.md says what it needs",
+    ),
+    "no library": (
+        "ImportError: libcudart.so.12: cannot open",
+        "sglang in {python} does not load (ended with status 1 ({}))",
+    ),
+    "no plugin": (
+        f"python: Error while finding module ({NO_MODULE} 'statecache_sglang')",
+        "sglang: {python} has no statecache: install it there, beside sglang",
+    ),
+    "no Python": ("boom", "sglang: ended with status 1 (boom): name a Python that has it"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_engine_that_does_not_start_is_one_line_that_fits(fault: str, tmp_path: Path) -> None:
+    words, problem = FAULTS[fault]
+    python = engine(tmp_path, f'echo "{words}" >&2; exit 1')
+    arms = ("--arm", "a:", "--arm", f"b:engine=sglang,kv_tokens=512,python={python}")
+    done = run("ab", *arms, cwd=tmp_path)
+    assert_one_line(done, problem.format(words, python=python))
+    assert list(tmp_path.iterdir()) == [Path(python)]
 
 
 def test_the_other_arms_go_on_and_no_process_is_left(tmp_path: Path) -> None:

@@ -23,6 +23,18 @@ def test_each_compares_on_each_of_its_engines_at_equal_bytes(name: str) -> None:
         assert len(cell.pairs) >= len(engines)
 
 
+@pytest.mark.parametrize("name", ["sessions", "one-pool"])
+def test_a_part_of_the_engines_gets_the_seeds_of_all(name: str) -> None:
+    """So the replay alone shows the numbers of README: 15 comparisons need 12 seeds, 5 only 10."""
+    for engines in ("core", None, ",".join(EXPERIMENTS[name][0])):
+        assert Experiment(name, engines).repeats == 12
+
+
+def test_what_has_no_seed_is_played_once() -> None:
+    assert Experiment("distinct-prefixes").repeats == 1
+    assert Experiment("agent-traces", trace="t.jsonl").repeats == 1
+
+
 def test_the_knee_moves_from_256_prefixes_to_512() -> None:
     """A cycle of K prefixes hits always if K states fit, and never by lru if they do not.
 

@@ -290,6 +290,7 @@ def test_what_cannot_be_reached_or_started_is_one_line(tmp_path: Path) -> None:
         nobody = f"http://127.0.0.1:{port}"
         done = run("ab", *attached("a", nobody), *attached("b", nobody), cwd=tmp_path)
         assert_one_line(done, f"arm a: {nobody} cannot be reached (ClientConnectorError")
+        assert list(tmp_path.iterdir()) == []
         taken.listen()
         used = ("--arm", f"c:url={nobody},command=vllm serve")
         done = run("ab", *used, *attached("b", nobody), cwd=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -31,6 +32,17 @@ _Said = TypeVar("_Said", Hello, Answer)
 
 class ArmError(Exception):
     """An arm could not be played; the message is one line. The other arms can go on."""
+
+
+def _not_there(engine: str, python: str, problem: str) -> str:
+    """Return what to do where `python` did not say hello for `engine`, by its last words."""
+    missing = re.search(r"No module named '?(\w+)", problem)
+    if missing and missing[1].startswith("statecache"):
+        return f"{engine}: {python} has no statecache: install it there, beside {engine}"
+    is_there = missing is None or missing[1] != engine
+    if is_there and re.search("Error: |no answer", problem):
+        return f"{engine} in {python} does not load ({problem}): docs/ab.md says what it needs"
+    return f"{engine}: {problem}: name a Python that has it with --python"
 
 
 class EngineProcess:
@@ -64,9 +76,7 @@ class EngineProcess:
             self.version = self._read(Hello).version
         except ArmError as error:
             self.close()
-            raise SettingsError(
-                on_one_line(f"{engine}: {error}: name a Python that has it with --python")
-            ) from error
+            raise SettingsError(on_one_line(_not_there(engine, command[0], str(error)))) from error
         except BaseException:
             self.close()
             raise

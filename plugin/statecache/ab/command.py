@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,8 +61,8 @@ def ab_command(
         typer.Option(
             metavar="KIND:KEY=VALUE,...",
             help="agent (sessions, turns, loop, at_once), distinct-prefixes or shared-prefix"
-            " (count, rounds, prefix_tokens, own_tokens, loop, at_once), or trace (file, limit,"
-            " loop, at_once). loop=open asks at the times of the workload, loop=closed lets at_once"
+            " (count, rounds, prefix_tokens, own_tokens, loop, at_once), trace (file, limit, loop,"
+            " at_once), or sharegpt (file, sessions, loop, at_once). loop=open asks at the times of the workload, loop=closed lets at_once"
             " sessions each ask as soon as they are answered."
             " Default: agent.",
         ),
@@ -75,12 +76,17 @@ def ab_command(
     engines: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME,...", help="Engines of an experiment (default: core; engines runs both)."
+            metavar="NAME,...",
+            help="Engines of an experiment: core, sglang, vllm (default: core; the experiment engines"
+            " always compares sglang and vllm).",
         ),
     ] = None,
     repeats: Annotated[
         int | None,
-        typer.Option(help="Seeds (default: 8, or as many as so many comparisons need)."),
+        typer.Option(
+            help="Seeds (default: 8, or as many as so many comparisons need; of an experiment as"
+            " many as on all its engines)."
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The first seed (default: 0).")] = None,
     warm_up: Annotated[
@@ -119,17 +125,18 @@ def ab_command(
             raise SettingsError("--experiment: brings its arms and workload: leave out yours")
         asked = Experiment(experiment, engines, trace)
         share = asked.warm_up if warm_up is None else warm_up
-        trial = trial_of(asked.cells(), asked.name, repeats, seed, share, python, asked.axis)
+        seeds = asked.repeats if repeats is None else repeats
+        trial = trial_of(asked.cells(), asked.name, seeds, seed, share, python, asked.axis)
         trial = msgspec.structs.replace(trial, notes=asked.notes)
     else:
         if trace or engines:
             raise SettingsError("--trace and --engines are for --experiment: see --workload, --arm")
         trial = read_plan(plan, arm or [], workload, repeats, seed, warm_up, python, servers, speed)
-    _run(trial, output)
+    with _made(output):
+        _run(trial, output)
 
 
 def _run(trial: Trial, folder: Path) -> None:
-    _make_folder(folder)
     for name in (_REQUESTS, _RESULT, _PAGE):
         check_output("--output", folder / name)
     for workload in {cell.workload for cell in trial.cells if cell.workload.file is not None}:
@@ -189,11 +196,21 @@ def _say(line: str) -> None:
     sys.stderr.flush()
 
 
-def _make_folder(folder: Path) -> None:
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Make `folder`; after an error what was made goes again, unless something was put there."""
+    made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingsError(f"--output: {folder} cannot be made ({error.strerror})") from error
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingsError(f"--output: {folder} cannot be made ({error.strerror})") from error
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()
+        raise
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import msgspec
 
 from statecache.ab.arms import Arm
 from statecache.ab.bench import Cell
+from statecache.ab.statistics import default_repeats
 from statecache.ab.workloads import Workload
 from statecache.errors import SettingsError, on_one_line
 
@@ -63,9 +64,10 @@ class Experiment:
         self.notes = _NOTES.get(name, [])
         self.name = name
         self._trace = trace
-        self._engines = [part.strip() for part in (engines or known_engines[0]).split(",")]
-        if name == "engines":
-            self._engines = list(known_engines)
+        compares = name == "engines"  # arms of all its engines, with one another
+        if engines is None:
+            engines = ",".join(known_engines) if compares else known_engines[0]
+        self._engines = list(dict.fromkeys(part.strip() for part in engines.split(",")))
         for engine in self._engines:
             if engine not in known_engines:
                 raise SettingsError(
@@ -74,9 +76,24 @@ class Experiment:
                         f" use {', '.join(known_engines)}"
                     )
                 )
-        if (trace is not None) != (name == "agent-traces"):
-            need = "needs" if name == "agent-traces" else "takes no"
-            raise SettingsError(f"--trace: {name} {need} trace")
+        if compares and set(self._engines) != set(known_engines):
+            both = " and ".join(known_engines)
+            raise SettingsError(f"--engines: {name} compares {both}: leave it out")
+        if name == "agent-traces" and trace is None:
+            raise SettingsError(f"--experiment: {name} plays a recorded trace: give --trace FILE")
+        if name != "agent-traces" and trace is not None:
+            raise SettingsError(f"--trace: {name} makes its own workload: leave it out")
+
+    @property
+    def repeats(self) -> int:
+        """How many seeds are run unless said otherwise: as many as on all its engines.
+
+        So a part of the engines gives the same numbers as all of them.
+        """
+        known_engines = ",".join(EXPERIMENTS[self.name][0])
+        everywhere = Experiment(self.name, known_engines, self._trace).cells()
+        pairs = sum(len(cell.pairs) for cell in everywhere if cell.seeded)
+        return default_repeats(pairs) if pairs else 1
 
     def cells(self) -> list[Cell]:
         """Return the cells, in the order of the axis."""

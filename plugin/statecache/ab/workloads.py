@@ -18,17 +18,17 @@ from statecache.trace import BLOCK_TOKENS, Request, Trace, read_trace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["KINDS", "Asked", "Workload", "closed_loop"]
+__all__ = ["KINDS", "SIZES", "Asked", "Workload", "closed_loop"]
 
 _PREFIXES = ("count", "rounds", "prefix_tokens", "own_tokens", "loop", "at_once")
-_SIZES = {
+SIZES = {
     "agent": ("sessions", "turns", "loop", "at_once"),
     "distinct-prefixes": _PREFIXES,
     "shared-prefix": _PREFIXES,
     "trace": ("file", "limit", "loop", "at_once"),
     "sharegpt": ("file", "sessions", "loop", "at_once"),
 }
-KINDS = tuple(_SIZES)
+KINDS = tuple(SIZES)
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +54,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        applies = ("kind", *_SIZES[self.kind])
+        applies = ("kind", *SIZES[self.kind])
         if self.at_once < 0 or (self.at_once and self.loop == "open"):
             raise SettingsError(f"at_once is {self.at_once}: give 1 or more with loop=closed")
         defaults = dict(zip(self.__struct_fields__, self.__struct_defaults__, strict=True))
@@ -93,7 +93,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             asked = _sessions_of(Path(self.file), self.limit, needed=self.loop == "closed")
         else:
             asked = [msgspec.json.decode(line, type=Asked) for line in self._lines(seed)]
-            if _SIZES[self.kind] is _PREFIXES:
+            if SIZES[self.kind] is _PREFIXES:
                 asked = [msgspec.structs.replace(one, session_id=n) for n, one in enumerate(asked)]
         return closed_loop(asked, self.at_once or len(asked)) if self.loop == "closed" else asked
 
