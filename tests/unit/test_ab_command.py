@@ -185,7 +185,7 @@ BAD = {
     "engine": (["--arm", "a:engine=tgi"], "arm a: unknown engine 'tgi': use core, sglang, vllm"),
     "policy": (["--arm", "a:policy=fifo"], "arm a: unknown policy 'fifo': use lru, gds, learn"),
     "pool": (["--arm", "a:engine=sglang,pool=shared,kv_tokens=512"], "sglang has no pool 'shared'"),
-    "field": (["--arm", "a:sluts=2"], "arm a: Object contains unknown field `sluts`"),
+    "field": (["--arm", "a:sluts=2"], "arm a: unknown key 'sluts': use slots"),
     "text": (["--arm", "a:slots=many"], "arm a: Expected `int`"),
     "chunk": (["--arm", "a:chunk=1000"], "arm a: chunk 1000 is no multiple of 512"),
     "running": (["--arm", "a:slots=10,running=2"], "arm a: 2 running requests need 10 slots"),
@@ -204,7 +204,10 @@ BAD = {
     "cost": (["--arm", "a:cost=0,0"], "arm a: cost cannot be '0,0'"),
     "baseline": (["--arm", "a:", "--arm", "b:baseline=c"], "arm b: baseline 'c' is no arm"),
     "workload": ([*ARMS, "--workload", "chat"], "--workload: unknown kind 'chat'"),
-    "workload field": ([*ARMS, "--workload", "agent:users=3"], "unknown field `users`"),
+    "workload field": (
+        [*ARMS, "--workload", "agent:users=3"],
+        "--workload: unknown key 'users': use kind, sessions, turns, loop, at_once, count, rounds",
+    ),
     "of another kind": (
         [*ARMS, "--workload", "trace:file=x,turns=3"],
         "--workload: turns is no setting of trace",
@@ -260,6 +263,29 @@ BAD = {
         "vllm: ended with status 1",
     ),
 }
+
+
+BAD_PLANS = {
+    "key": ("nam = 'x'", "plan: unknown key 'nam': use name"),
+    "arm": ("[[arms]]\nname='lru'\npolcy='lru'", "arm lru: unknown key 'polcy': use policy"),
+    "server": (
+        "[[arms]]\nname='a'\nurl='http://h:1'\nxyz=1",
+        "arm a: unknown key 'xyz': use name, driver, url, command, model, vocabulary",
+    ),
+    "type": ("[[arms]]\nname='a'\nslots='8'", "arm a: Expected `int`, got `str` - at `$.slots`"),
+    "size": ("[[arms]]\nname='a'\nslots=0", "arm a: slots 0 must be above 0"),
+    "workload": ("[workload]\nsesions=3", "workload: unknown key 'sesions': use sessions"),
+    "turns": ("[workload]\nturns=0", "workload: turns is 0"),
+    "servers": ("[servers]\ntokens_a_blok=3", "servers: unknown key 'tokens_a_blok': use tokens_a"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_PLANS)
+def test_what_is_wrong_in_a_plan_is_named_with_its_file(kind: str, tmp_path: Path) -> None:
+    text, problem = BAD_PLANS[kind]
+    (tmp_path / "my.toml").write_text(text)
+    done = run("ab", "my.toml", cwd=tmp_path)
+    assert_one_line(done, f"my.toml: {problem}")
 
 
 @pytest.mark.parametrize("kind", BAD)

@@ -348,7 +348,7 @@ BAD: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "url": (["a:url=localhost:8000"], {}, "arm a: url 'localhost:8000' is not like http://"),
     "bad port": (["a:url=http://h:x"], {}, "arm a: url 'http://h:x' is not like http://"),
     "user": (["a:url=http://u:p@q@h:x"], {}, "arm a: url 'http://***@h:x' is not like http://"),
-    "field": ([f"{URL},slots=3"], {}, "arm b: Object contains unknown field `slots`"),
+    "field": ([f"{URL},slots=3"], {}, "arm b: unknown key 'slots': use name, driver"),
     "vocabulary": ([f"{URL},vocabulary=9"], {}, "arm b: vocabulary 9 must be 64 or more"),
     "key": ([f"{URL},key_variable=sk-1"], {}, "arm b: key_variable is no name of an environment"),
     "two keys": (
@@ -359,7 +359,7 @@ BAD: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "seconds": ([f"{URL},start_seconds=0"], {}, "arm b: start_seconds 0 must be above 0"),
     "no server": (["a:", "b:"], {"speed": 2}, "are for servers, and no arm is one"),
     "settings": (["a:", URL], {"servers": "x"}, "--servers: 'x' is not key=value"),
-    "its field": (["a:", URL], {"servers": "x=1"}, "servers: Object contains unknown field `x`"),
+    "its field": (["a:", URL], {"servers": "x=1"}, "--servers: unknown key 'x': use speed, tok"),
     "speed": (["a:", URL], {"speed": 0}, "servers: speed 0 must be above 0"),
     "closed": (
         ["a:", URL],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecache import CostModel
+from statecache.ab.keys import made
 from statecache.ab.server_arm import ServerArm
 from statecache.errors import SettingsError, on_one_line
 from statecache.plan import ADMISSIONS
@@ -186,12 +187,7 @@ def made_arm(values: dict[str, Any], *, strict: bool) -> Arm | ServerArm:
     """Make an arm of what was given; texts stand for numbers unless `strict`."""
     is_server = bool({"driver", "url", "command"} & values.keys())
     kind: type[Arm | ServerArm] = ServerArm if is_server else Arm
-    try:
-        return msgspec.convert(values, kind, strict=strict)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, SettingsError):
-            raise error.__cause__ from error
-        raise SettingsError(on_one_line(f"arm {values.get('name', '?')}: {error}")) from error
+    return made(kind, values, f"arm {values.get('name', '?')}", strict=strict)
 
 
 def check_arms(arms: Sequence[Arm | ServerArm]) -> None:

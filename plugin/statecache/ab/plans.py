@@ -9,8 +9,10 @@ import msgspec
 
 from statecache.ab.arms import Arm, check_arms, made_arm, parse_arm
 from statecache.ab.bench import Cell, Trial
+from statecache.ab.keys import check_keys, made
 from statecache.ab.server_arm import (
     ServerArm,
+    ServerSettings,
     check_client,
     made_servers,
     parse_servers,
@@ -23,15 +25,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["parse_workload", "read_plan", "trial_of"]
+__all__ = ["Plan", "parse_workload", "read_plan", "trial_of"]
 
 _MOST_REPEATS = 10_000
 _MOST_SEED = 2**63 - _MOST_REPEATS  # each repeat has the next one, and all are below 2 ** 63
 
 
-class _Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a file says; its tables are made into arms, a workload and settings of servers."""
+
     arms: list[dict[str, Any]] = []
-    workload: Workload | None = None
+    workload: dict[str, Any] = {}
     name: str = "ab"
     repeats: int | None = None
     seed: int | None = None
@@ -51,11 +55,12 @@ def read_plan(
     speed: float | None,
 ) -> Trial:
     """Return the test of a TOML file, of options, or of both: what an option says wins."""
-    plan = _Plan() if path is None else _read(path)
-    made = [made_arm(values, strict=True) for values in plan.arms] + [parse_arm(a) for a in arms]
-    check_arms(made)
-    asked = parse_workload(workload) if workload else plan.workload or Workload()
-    cell = Cell(name=asked.kind, workload=asked, arms=made)
+    plan, planned, asked = (Plan(), [], Workload()) if path is None else _read(path)
+    if workload:
+        asked = parse_workload(workload)
+    all_arms = planned + [parse_arm(text) for text in arms]
+    check_arms(all_arms)
+    cell = Cell(name=asked.kind, workload=asked, arms=all_arms)
     asking = plan.servers | (parse_servers(servers) if servers else {})
     if speed is not None:
         asking["speed"] = speed
@@ -116,10 +121,7 @@ def parse_workload(text: str) -> Workload:
     if kind not in KINDS:
         known = ", ".join(KINDS)
         raise SettingsError(on_one_line(f"--workload: unknown kind {kind!r}: use {known}"))
-    try:
-        return msgspec.convert(values, Workload, strict=False)
-    except msgspec.ValidationError as error:
-        raise SettingsError(on_one_line(f"--workload: {error}")) from error
+    return made(Workload, values, "--workload", strict=False)
 
 
 def _with_servers(trial: Trial, cell: Cell, asking: dict[str, Any]) -> Trial:
@@ -150,9 +152,13 @@ def _with_python(arm: Arm | ServerArm, python: str | None) -> Arm | ServerArm:
     return msgspec.structs.replace(arm, python=python)
 
 
-def _read(path: Path) -> _Plan:
+def _read(path: Path) -> tuple[Plan, list[Arm | ServerArm], Workload]:
+    """Return what a file says, its arms and its workload. Raises `SettingsError` with its name."""
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=_Plan)
+        plan = made(Plan, msgspec.toml.decode(path.read_bytes()), "plan", strict=True)
+        check_keys(plan.servers, ServerSettings, "servers")
+        arms = [made_arm(values, strict=True) for values in plan.arms]
+        return plan, arms, made(Workload, plan.workload, "workload", strict=True)
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
     except (msgspec.DecodeError, ValueError) as error:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from statecache.ab.keys import check_keys, made
 from statecache.errors import SettingsError, on_one_line
 from statecache.server_address import without_user
 
@@ -135,17 +136,13 @@ def parse_servers(text: str) -> dict[str, Any]:
         if not equals or key.strip() in values:
             raise SettingsError(on_one_line(f"--servers: {text!r} is not key=value,..."))
         values[key.strip()] = value.strip()
+    check_keys(values, ServerSettings, "--servers")
     return values
 
 
 def made_servers(values: dict[str, Any]) -> ServerSettings:
     """Make settings of what was given; texts may stand for numbers. Raises `SettingsError`."""
-    try:
-        return msgspec.convert(values, ServerSettings, strict=False)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, SettingsError):
-            raise error.__cause__ from error
-        raise SettingsError(on_one_line(f"servers: {error}")) from error
+    return made(ServerSettings, values, "servers", strict=False)
 
 
 def check_client() -> None:
