@@ -151,8 +151,8 @@ def replay_command(
         typer.Option(
             help="Where states are set: dense (every --chunk tokens and at the prompt's end),"
             " ends or aligned (at the last multiple of --chunk): commas or repeat (default: dense)."
-            " With --pool-blocks also junctions (where the resident KV ends, and at the prompt's"
-            " end; the default of one pool) and dense+junctions."
+            " With --pool-blocks not aligned, but also junctions (where the resident KV ends, and"
+            " at the prompt's end; the default of one pool) and dense+junctions."
         ),
     ] = None,
     chunk: Annotated[int, typer.Option(help="Tokens between dense states.")] = 8192,
@@ -186,9 +186,9 @@ def replay_command(
         list[str] | None,
         typer.Option(
             rich_help_panel=_POOL,
-            help="Which free block goes first: stock (vLLM's order), copies (second copies, then"
-            " as stock) or reuse (copies, then what was never reused): commas or repeat (default:"
-            " all).",
+            help="Without --checkpoint-slots, which free block goes first: stock (vLLM's order),"
+            " copies (second copies, then as stock) or reuse (copies, then what was never reused):"
+            " commas or repeat (default: all).",
         ),
     ] = None,
     state_blocks: Annotated[
@@ -227,7 +227,19 @@ def replay_command(
         ),
     ] = None,
 ) -> None:
-    """Replay a recorded workload: how many tokens do the states kept save?"""
+    """Replay a recorded workload: how many tokens do the states kept save?
+
+    A line of TRACE is a request, a JSON object with these fields:
+
+    timestamp: milliseconds, 0 or more
+    input_length, output_length: tokens of the prompt and of the answer
+    hash_ids: one whole number of 64 bits for each 512 tokens of the prompt
+
+    Requests are served in the order of the file. Two prompts are the same as
+    far as their ids agree from the start. What is behind the last whole block
+    of a prompt does not count. Other fields are ignored here; session_id tells
+    the command ab which requests belong together.
+    """
     options = Options(
         policy=policy,
         slots=slots,

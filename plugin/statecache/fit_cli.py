@@ -49,7 +49,9 @@ def fit_command(
     lengths: Annotated[
         str | None,
         typer.Option(
-            metavar="N,N", help="Lengths to measure (default: 8, to 9/10 of the longest prompt)."
+            metavar="N,N",
+            help="Lengths to measure (default: 9/10 of the longest prompt, 131072 at most, its"
+            " half, and so on: 8 of them, none below 64).",
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Times each is measured.")] = 3,
@@ -67,12 +69,14 @@ def fit_command(
         Path | None, typer.Option(metavar="FILE", help="Draw it: .png, .svg or .pdf.")
     ] = None,
 ) -> None:
-    """Fit --statecache-cost to measured prefill times, and say how well it fits."""
+    """Fit --statecache-cost to measured prefill times, and say how well it fits.
+
+    Needs numpy and scipy, which the extra ab of statecache brings.
+    """
     if (measurements is None) == (url is None):
         raise SettingsError("fit: give a file of measurements or --url, one of them")
     if url is None and (lengths or save):
         raise SettingsError(f"{'--lengths' if lengths else '--save'}: needs --url")
-    check_installed()
     asked = None if lengths is None else _lengths(lengths)
     address = None if url is None else ServerAddress(url)
     if plot:
@@ -82,9 +86,11 @@ def fit_command(
     model, found = None, list[Measurement]()
     if address is not None:
         server = PrefillServer(address, request_seconds)
+        check_installed()
         model, found = server.model, _measured(server, asked, repeats)
     elif measurements is not None:
         found = read_measurements(measurements)
+        check_installed()
     if save:
         _save(save, found)
     fit = fit_cost(found, on_one_line(source or "--url"))
@@ -142,9 +148,10 @@ def _save(path: Path, found: list[Measurement]) -> None:
 
 def _table(fit: Fit) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("tokens", "measured, s", "fitted, s", "error"):
+    for column in ("tokens", "measured, s", "tokens/s", "fitted, s", "error"):
         table.add_column(column, justify="right")
     for point in fit.points:
         error = f"{point.error:+.1%}"
-        table.add_row(f"{point.tokens:,}", f"{point.seconds:.4f}", f"{point.fitted:.4f}", error)
+        measured = f"{point.seconds:.4f}", f"{point.tokens / point.seconds:,.1f}"
+        table.add_row(f"{point.tokens:,}", *measured, f"{point.fitted:.4f}", error)
     return table

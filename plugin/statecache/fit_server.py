@@ -46,7 +46,10 @@ class _Completion(msgspec.Struct):
 
 
 def default_lengths(most: int) -> list[int]:
-    """Return 8 lengths up to 9/10 of `most`, each about twice the one before it."""
+    """Return up to 8 lengths: 9/10 of `most`, 131,072 at most, its half, and so on down to 64.
+
+    Of a server that takes less than 64, that one length.
+    """
     longest = min(most * 9 // 10, _LONGEST)
     lengths = {longest >> halvings for halvings in range(_LENGTHS)}
     return sorted(n for n in lengths if n >= _SHORTEST) or [longest]

@@ -105,9 +105,9 @@ def plan_command(
 ) -> None:
     """Recommend how to split memory between KV, running states and kept ones, on a trace.
 
-    The best split is the one that rejects the fewest requests (those longer than its KV), of these
-    the one that reuses the most tokens, and of these the one with the most KV. Where every split
-    rejects every request there is none.
+    The best split rejects the fewest requests, those longer than its KV. Of
+    such splits it reuses the most tokens, of these it has the most KV. Where
+    every split rejects every request there is none.
     """
     if json:
         check_output("--json", json, trace)

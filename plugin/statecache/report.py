@@ -110,9 +110,10 @@ def row_table(rows: Iterable[ReplayRow]) -> Table:
     return table
 
 
-def pool_table(rows: Iterable[PoolRow]) -> Table:
-    """Lay out rows of pools of blocks; `ceiling` counts the KV found."""
-    table = _table("order", "pool", "slots", "admission")
+def pool_table(rows: Sequence[PoolRow]) -> Table:
+    """Lay out rows of pools of blocks, all with one rule's name; `ceiling` counts the KV found."""
+    rule = "policy" if rows and rows[0].order is None else "order"
+    table = _table(rule, "pool", "slots", "admission")
     for row in rows:
         slots = "-" if row.checkpoint_slots is None else str(row.checkpoint_slots)
         table.add_row(

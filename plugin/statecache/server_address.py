@@ -21,7 +21,7 @@ from urllib.request import (
 
 from statecache.errors import SettingsError, on_one_line
 
-__all__ = ["ServerAddress", "ServerError", "without_user"]
+__all__ = ["ServerAddress", "ServerError", "said_by", "without_user"]
 
 _SAID_BYTES = 300
 
@@ -37,6 +37,13 @@ class ServerError(Exception):
 def without_user(url: str) -> str:
     """Return `url` as it may be shown: without a name and a password in it."""
     return re.sub(r"(?s)^(\w*:?//)?.*@", r"\1***@", url)
+
+
+def said_by(content: bytes, content_type: str) -> str:
+    """Return what a server answered with an error, as a line shows it: a web page is only named."""
+    if "html" in content_type.lower():
+        return f"a web page ({content_type}): is this the address of a model's server?"
+    return " ".join(content.decode(errors="replace").split())
 
 
 class ServerAddress:
@@ -113,7 +120,8 @@ def _read(request: Request, where: str, seconds: float, most_bytes: int) -> byte
         to = error.headers.get("Location")
         said = f": it redirects to {to}" if to else ""
         with error, suppress(OSError, HTTPException, ValueError):
-            said = said or f": {error.read(_SAID_BYTES).decode(errors='replace')}"
+            kind = error.headers.get("Content-Type") or ""
+            said = said or f": {said_by(error.read(_SAID_BYTES), kind)}"
         raise ServerError(f"{where} answers {error.code}{said}", error.code) from error
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__

@@ -30,6 +30,7 @@ _MAX_RATIO = 100
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
+Milliseconds = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
 Length = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 BlockId = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 BlockIds = Annotated[list[BlockId], msgspec.Meta(max_length=MAX_IDS)]
@@ -42,7 +43,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     requests share a prefix exactly as far as their ids agree from the start.
     """
 
-    timestamp: int | float
+    timestamp: Milliseconds
     input_length: Length
     output_length: Length
     hash_ids: BlockIds

@@ -106,7 +106,7 @@ FAULTS = {
     "absent": ("No module named sglang", "sglang: ended with status 1 ({}): name a Python that"),
     "no kernels": (
         f"{NO_MODULE} 'sgl_kernel'",
-        "sglang in {python} does not load (ended with status 1 ({})): docs/ab.md says what it needs",
+        "sglang in {python} does not load (ended with status 1 ({})): docs/ab.md says what",
     ),
     "no library": (
         "ImportError: libcudart.so.12: cannot open",

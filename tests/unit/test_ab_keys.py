@@ -58,5 +58,5 @@ def test_the_page_names_each_engine_policy_and_pool() -> None:
 def test_a_key_like_no_other_is_told_all_of_them() -> None:
     with pytest.raises(SettingsError, match="x: unknown key 'magic': use name, driver, url, comm"):
         check_keys(["magic"], ServerArm, "x")
-    with pytest.raises(SettingsError, match="x: unknown key 'modl': use model$"):
+    with pytest.raises(SettingsError, match=r"x: unknown key 'modl': use model$"):
         check_keys(["name", "modl"], ServerArm, "x")

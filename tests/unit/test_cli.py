@@ -15,6 +15,7 @@ from rich.console import Console
 import statecache
 from replay_support import COMMAND, assert_one_line, replay_prompts, run, write_trace
 from statecache.report import row_table
+from statecache.trace import Request
 
 PROMPTS = [[1, 2], [3, 4], [1, 2, 5], [3, 4, 6], [1, 2, 7]]
 
@@ -260,6 +261,12 @@ def test_a_plot_is_written_whatever_the_trace_is_called(name: str, tmp_path: Pat
     assert done.stdout == run("replay", trace).stdout
     assert plot.read_bytes().startswith((b"\x89PNG\r\n", b"<?xml", b"%PDF"))
     assert json.loads(out.read_bytes())["trace"]["name"] == trace.name
+
+
+def test_the_help_of_replay_tells_the_format_of_a_trace() -> None:
+    shown = run("replay", "--help").stdout
+    for field in (*Request.__struct_fields__, "session_id"):
+        assert field in shown
 
 
 def test_version() -> None:

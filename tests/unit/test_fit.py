@@ -1,6 +1,7 @@
 """`statecache fit`: values worked by hand, planted ones, what is refused, a small server."""
 
 import json
+import os
 import random
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 from replay_support import assert_one_line, run
 from statecache.errors import SettingsError
 from statecache.fit import Measurement, fit_cost, read_measurements
+from statecache.fit_cli import fit_command
 from statecache.fit_server import default_lengths
 
 pytest.importorskip("scipy")
@@ -111,7 +113,8 @@ def test_the_command_prints_the_flag_the_error_and_a_plot(tmp_path: Path) -> Non
     done = run("fit", tmp_path / "t.csv", "--plot", plot, "--json", report)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[1].split() == ["1,000", "3.5000", "3.5000", "+0.0%"]
+    assert lines[0].split() == ["tokens", "measured,", "s", "tokens/s", "fitted,", "s", "error"]
+    assert lines[1].split() == ["1,000", "3.5000", "285.7", "3.5000", "+0.0%"]
     assert lines[-2] == "error 0.0% (root mean square, relative); 0.5 s a request besides"
     assert lines[-1] == "--statecache-cost 0.001,0.4"
     assert "<!-- without the quadratic part -->" in plot.read_text()
@@ -203,6 +206,31 @@ def test_bad_options_are_one_line(tmp_path: Path) -> None:
     assert_one_line(run("fit", "--url", "http://127.0.0.1:9"), "Connection refused")
     csv.write_bytes(b"\xff\xfe1,2\n")
     assert_one_line(run("fit", csv), f"{csv}: is no text in UTF-8")
+
+
+def test_a_wrong_path_or_address_is_said_before_what_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("statecache.fit.find_spec", lambda _name: None)
+    with pytest.raises(SettingsError, match="none: No such file"):
+        fit_command(tmp_path / "none", repeats=1, request_seconds=1)
+    with pytest.raises(SettingsError, match="Connection refused"):
+        fit_command(None, "http://127.0.0.1:9", repeats=1, request_seconds=1)
+    (tmp_path / "t.csv").write_text(HAND_CSV)
+    with pytest.raises(SettingsError, match="fit: numpy and scipy are missing"):
+        fit_command(tmp_path / "t.csv", repeats=1, request_seconds=1)
+    with model_server() as (url, seen), pytest.raises(SettingsError, match="are missing"):
+        fit_command(None, url, repeats=1, request_seconds=1)
+    assert seen == []
+
+
+def test_the_help_says_which_lengths_are_measured() -> None:
+    shown = " ".join(run("fit", "--help", env={**os.environ, "COLUMNS": "200"}).stdout.split())
+    assert "9/10 of the longest prompt, 131072 at most, its half, and so on" in shown
+    assert "8 of them, none below 64" in shown
+    lengths = [default_lengths(most) for most in (10_000, 10_000_000)]
+    assert [(len(found), found[-1]) for found in lengths] == [(8, 9000), (8, 131_072)]
+    assert default_lengths(4096)[0] >= 64
 
 
 def test_default_lengths_are_powers_of_two_of_the_longest() -> None:

@@ -28,6 +28,7 @@ def trace(tmp_path: Path) -> Path:
 def test_one_pool_has_a_row_for_each_order(trace: Path) -> None:
     done = run("replay", trace, "--pool-blocks", "40,8", "--cost", "1,0")
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1].split()[0] == "order"
     rows = [line.split() for line in done.stdout.splitlines()][2:]
     assert [row[:4] for row in rows] == [
         [order, blocks, "-", "junctions"]
@@ -47,6 +48,7 @@ def test_slots_of_their_own_have_a_row_for_each_policy(trace: Path) -> None:
         *("--state-blocks", "0.5", "--admission", "ends"),
     )
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1].split()[0] == "policy"
     rows = [line.split() for line in done.stdout.splitlines()][2:]
     rate = f"{6 / 13:.4f}"
     assert rows == [

@@ -203,6 +203,25 @@ def test_no_command_shows_the_password_of_an_address() -> None:
     assert "secret" not in done.stdout + done.stderr
 
 
+PAGE = (
+    b"HTTP/1.1 404 No\r\nContent-Type: text/html; charset=utf-8\r\nConnection: close\r\n\r\n<html>"
+)
+
+
+def test_the_page_of_a_web_server_is_named_and_not_shown(tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    pytest.importorskip("aiohttp")
+    said = "404: a web page (text/html; charset=utf-8): is this the address of a model's server?"
+    with raw_server(PAGE) as (url, _):
+        done = run("fit", "--url", url)
+        assert_one_line(done, f"--url: {url}/v1/models answers {said}")
+        arms = [f"--arm={name}:url={url}" for name in "ab"]
+        asked = run("ab", *arms, cwd=tmp_path)
+        assert_one_line(asked, f"arm a: {url} cannot be reached (status {said}")
+    assert "<" not in done.stderr + asked.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_address_without_a_user_is_shown_as_it_is() -> None:
     assert without_user("http://host:1/v1") == "http://host:1/v1"
     with pytest.raises(SettingsError):

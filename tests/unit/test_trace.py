@@ -33,6 +33,8 @@ BAD_LINES = {
     "NaN": (b'{"timestamp": NaN}\n', "is not a JSON object"),
     "not utf-8": (b'{"x": "\xff"}\n', "is not UTF-8 (byte 8)"),
     "deep nesting": (b'{"x": ' + b"[" * 100_000 + b"\n", "is nested too deeply"),
+    "negative timestamp": (line(timestamp=-5), "field timestamp: expected `int` >= 0"),
+    "negative fraction": (line(timestamp=-0.5), "field timestamp: expected `float` >= 0"),
     "missing timestamp": (line(timestamp=...), "missing required field `timestamp`"),
     "missing input_length": (line(input_length=...), "missing required field `input_length`"),
     "missing output_length": (line(output_length=...), "missing required field `output_length`"),

@@ -62,9 +62,9 @@ def ab_command(
             metavar="KIND:KEY=VALUE,...",
             help="agent (sessions, turns, loop, at_once), distinct-prefixes or shared-prefix"
             " (count, rounds, prefix_tokens, own_tokens, loop, at_once), trace (file, limit, loop,"
-            " at_once), or sharegpt (file, sessions, loop, at_once). loop=open asks at the times of the workload, loop=closed lets at_once"
-            " sessions each ask as soon as they are answered."
-            " Default: agent.",
+            " at_once), or sharegpt (file, sessions, loop, at_once). loop=open asks at the times of"
+            " the workload, loop=closed lets at_once sessions each ask as soon as they are"
+            " answered. Default: agent.",
         ),
     ] = None,
     experiment: Annotated[
@@ -77,8 +77,8 @@ def ab_command(
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help="Engines of an experiment: core, sglang, vllm (default: core; the experiment engines"
-            " always compares sglang and vllm).",
+            help="Engines of an experiment: core, sglang, vllm (default: core; the experiment"
+            " engines always compares sglang and vllm).",
         ),
     ] = None,
     repeats: Annotated[

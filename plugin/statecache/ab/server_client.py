@@ -12,6 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from statecache.ab.answers import Answered
 from statecache.errors import on_one_line
+from statecache.server_address import said_by
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -103,7 +104,7 @@ class Client:
             async with self._http.get(path) as reply:
                 content = await reply.read()
                 if reply.status != 200:
-                    raise RequestError(self._refusal(reply.status, content))
+                    raise RequestError(self._refusal(reply, content))
                 return content
         except _FAULTS as error:
             raise RequestError(self._why(error)) from error
@@ -119,7 +120,7 @@ class Client:
                 "v1/completions", data=body, headers={"Content-Type": "application/json"}
             ) as reply:
                 if reply.status != 200:
-                    problem = self._refusal(reply.status, await reply.read())
+                    problem = self._refusal(reply, await reply.read())
                 else:
                     async for line in reply.content:
                         answer.take(line)
@@ -154,8 +155,9 @@ class Client:
             return f"no answer within {self._seconds:g} s"
         return self._shown(f"{type(error).__name__}: {error}")
 
-    def _refusal(self, status: int, content: bytes) -> str:
-        return self._shown(f"status {status}: {' '.join(content.decode(errors='replace').split())}")
+    def _refusal(self, reply: aiohttp.ClientResponse, content: bytes) -> str:
+        said = said_by(content, reply.headers.get("Content-Type", ""))
+        return self._shown(f"status {reply.status}: {said}")
 
     def _shown(self, text: str) -> str:
         """Return an error's text as it may be shown: the key is hidden before it is cut."""
