@@ -120,14 +120,14 @@ def test_the_doctor_gives_a_slow_server_up_in_time(
     with raw_server(SLOW[name]) as (url, _):
         start = time.monotonic()
         problem = f"{url}/metrics cannot be read (no whole answer within 0.5 s)"
-        assert look_at_server(url) == ("problem", problem)
+        assert look_at_server(url) == ("problem", problem, None)
         assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize("name", sorted({*BAD} - {"deep", "no JSON", "much"}))
 def test_the_doctor_before_a_server_that_answers_badly_says_a_line(name: str) -> None:
     with raw_server(BAD[name][0]) as (url, _):
-        level, text = look_at_server(url)
+        level, text, _ = look_at_server(url)
     assert level == "problem"
     assert text.startswith(f"{url}/metrics ")
     assert text.isprintable()
@@ -168,7 +168,7 @@ def test_a_user_is_sent_and_shown_nowhere() -> None:
     assert b"Authorization: Basic " + login + b"\r\n" in seen[0]
     shown = url.replace("//", "//***@")
     assert str(refused.value) == f"{shown}/metrics answers 401: me?"
-    level, text = look_at_server(url.replace("//", "//me:secret@"))  # closed by now
+    level, text, _ = look_at_server(url.replace("//", "//me:secret@"))  # closed by now
     assert (level, text.partition(" ")[0]) == ("problem", f"{shown}/metrics")
 
 
