@@ -266,7 +266,7 @@ BAD = {
 
 
 BAD_PLANS = {
-    "key": ("nam = 'x'", "plan: unknown key 'nam': use name"),
+    "key": ("repeat = 3", "plan: unknown key 'repeat': use repeats"),
     "arm": ("[[arms]]\nname='lru'\npolcy='lru'", "arm lru: unknown key 'polcy': use policy"),
     "server": (
         "[[arms]]\nname='a'\nurl='http://h:1'\nxyz=1",
