@@ -13,7 +13,7 @@ FLOORS = {
     "cpp-plain": 49,
     "cpp-asan": 49,
     "cpp-tsan": 52,
-    "unit": 1680,
+    "unit": 1730,
     "property": 32,
     "golden": 140,
     "mutation": 30,
