@@ -18,6 +18,7 @@ from statecache.server_address import ServerAddress
 
 __all__ = ["doctor_command", "main"]
 
+_PARTS = {"blocks": "vllm"}  # what is of one engine alone
 _MARKS = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}
 
 
@@ -77,7 +78,8 @@ def _lines(report: Report, *, all_seams: bool) -> list[str]:
 def _verdict(report: Report) -> str:
     if report.works:
         return "It would work."
-    about = [one.about for one in report.findings if one.level == "problem"]
+    problems = [one.about for one in report.findings if one.level == "problem"]
+    about = [_PARTS.get(name, name) for name in problems]
     fine = [name for name in report.engines if name not in about]
     if fine and set(about) <= {*ENGINES}:
         broken = " and ".join(ENGINES[name] for name in dict.fromkeys(about))

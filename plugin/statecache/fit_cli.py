@@ -51,7 +51,7 @@ def fit_command(
         typer.Option(
             metavar="N,N",
             help="Lengths to measure (default: 9/10 of the longest prompt, 131072 at most, its"
-            " half, and so on: 8 of them, none below 64).",
+            " half, and so on: at most 8, none below 64).",
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Times each is measured.")] = 3,

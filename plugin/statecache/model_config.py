@@ -297,6 +297,8 @@ def _load(path: Path) -> tuple[dict[str, Any], str]:
         file = path / "config.json" if path.is_dir() else path
         source = on_one_line(str(file))
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any]), source
+    except RecursionError as error:
+        raise SettingsError(f"{source}: is nested too deeply") from error
     except (OSError, ValueError) as error:
         if isinstance(error, msgspec.MsgspecError | UnicodeDecodeError):
             raise SettingsError(f"{source}: is not a JSON object ({error})") from error

@@ -135,8 +135,9 @@ def plan_command(
     if not best:
         lengths = [BLOCK_TOKENS * len(path) for path in tree.paths]
         raise SettingsError(
-            f"--memory: no split serves any of the {len(lengths):,} requests: their prompts of"
-            f" {min(lengths):,} to {max(lengths):,} tokens are longer than its KV: give more"
+            f"--memory: no split serves any of the {len(lengths):,} requests of a block or more:"
+            f" their prompts of {min(lengths):,} to {max(lengths):,} tokens are longer than its KV:"
+            " give more"
         )
     name = on_one_line(Path(recorded.name).name)
     report = _Report(

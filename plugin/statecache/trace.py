@@ -30,7 +30,8 @@ _MAX_RATIO = 100
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
-Milliseconds = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
+_Time = msgspec.Meta(ge=0, le=2**53)  # what a float holds exactly
+Milliseconds = Annotated[int, _Time] | Annotated[float, _Time]
 Length = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 BlockId = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 BlockIds = Annotated[list[BlockId], msgspec.Meta(max_length=MAX_IDS)]

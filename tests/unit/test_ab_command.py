@@ -219,6 +219,7 @@ BAD = {
         [*ARMS, "--workload", "distinct-prefixes:count=2", "--seed=-1"],
         "--seed: -1 is not in 0 to 9223372036854765808",
     ),
+    "no file": ([*ARMS, "--workload", "trace"], "--workload: kind trace needs a file"),
     "no trace": ([*ARMS, "--workload", "trace:file=/nowhere"], "/nowhere: cannot be read"),
     "no talks": ([*ARMS, "--workload", "sharegpt:file=/nowhere"], "/nowhere: cannot be read"),
     "5 repeats": ([*ARMS, "--repeats", "5"], "--repeats: 5 can never reach significance in 1 comp"),
@@ -249,6 +250,12 @@ BAD = {
         "--trace: sessions makes its own workload: leave it out",
     ),
     "both": ([*ARMS, "--experiment", "sessions"], "--experiment: brings its arms"),
+    "engines of none": (
+        [*ARMS, "--engines", ""],
+        "--trace and --engines are for --experiment: see --workload, --arm",
+    ),
+    "long output": ([*ARMS, "-o", f"new/{'x' * 300}/out"], "cannot be made (File name too long)"),
+    "back": ([*ARMS, "--workload", "trace:file=/nowhere", "-o", "new/../out"], "/nowhere: cannot"),
     "output": ([*ARMS, "-o", "/dev/null/x"], "--output: /dev/null/x cannot be made"),
     "no python": (
         ["--arm", "a:", "--arm", "b:engine=sglang,kv_tokens=512,python=/nowhere/python"],
@@ -256,7 +263,7 @@ BAD = {
     ),
     "no python at all": (
         ["--arm", "a:", "--arm", "b:engine=vllm,pool=native,kv_tokens=512,python=/bin/echo"],
-        "vllm: answers something else (JSON is malformed",
+        "vllm: does not load in /bin/echo (answers something else (JSON is malformed",
     ),
     "no engine": (
         ["--arm", "a:", "--arm", "b:engine=vllm,pool=native,kv_tokens=512"],
@@ -276,6 +283,10 @@ BAD_PLANS = {
     "size": ("[[arms]]\nname='a'\nslots=0", "arm a: slots 0 must be above 0"),
     "workload": ("[workload]\nsesions=3", "workload: unknown key 'sesions': use sessions"),
     "turns": ("[workload]\nturns=0", "workload: turns is 0"),
+    "no file": ("[workload]\nkind='trace'", "workload: kind trace needs a file"),
+    "depth": (f"a={'[' * 500}{']' * 500}", "it is nested too deeply"),
+    "speed": ("[servers]\nspeed='x'", "servers: Expected `float`, got `str` - at `$.speed`"),
+    "below": ("[servers]\nspeed=-1", "servers: speed -1 must be above 0"),
     "servers": ("[servers]\ntokens_a_blok=3", "servers: unknown key 'tokens_a_blok': use tokens_a"),
 }
 

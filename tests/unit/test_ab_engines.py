@@ -106,17 +106,24 @@ FAULTS = {
     "absent": ("No module named sglang", "sglang: ended with status 1 ({}): name a Python that"),
     "no kernels": (
         f"{NO_MODULE} 'sgl_kernel'",
-        "sglang in {python} does not load (ended with status 1 ({})): docs/ab.md says what",
+        "sglang: does not load in {python} (ended with status 1 ({})): see docs/ab.md, or",
     ),
     "no library": (
         "ImportError: libcudart.so.12: cannot open",
-        "sglang in {python} does not load (ended with status 1 ({}))",
+        "sglang: does not load in {python} (ended with status 1 ({}))",
     ),
     "no plugin": (
         f"python: Error while finding module ({NO_MODULE} 'statecache_sglang')",
         "sglang: {python} has no statecache: install it there, beside sglang",
     ),
-    "no Python": ("boom", "sglang: ended with status 1 (boom): name a Python that has it"),
+    "a module of its own": (
+        f"{NO_MODULE} 'sglang.srt.new'",
+        "sglang: does not load in {python} (ended with status 1 ({}))",
+    ),
+    "no colon": (
+        "AssertionError",
+        "sglang: does not load in {python} (ended with status 1 ({})): see docs/ab.md, or change",
+    ),
 }
 
 

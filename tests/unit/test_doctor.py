@@ -244,6 +244,14 @@ def test_the_queue_of_blocks_is_looked_at_where_vllm_is(
     assert "blocks" not in findings(doctor("--engine", "sglang", "--json", "-", path=path))
 
 
+def test_the_queue_of_blocks_is_vllms_alone(one_of_two_broken: Path) -> None:
+    """With it broken SGLang would work, which is in order here."""
+    (one_of_two_broken / "sglang" / "cache.py").write_text("a = b = c = d = 1\n")
+    done = doctor(path=planted(one_of_two_broken, "_blocks", None))
+    alone = "--engine sglang looks at SGLang alone"
+    assert done.stdout.endswith(f"It would not work in vLLM: 1 above ({alone}).\n")
+
+
 def test_an_adapter_that_cannot_look_says_why(tmp_path: Path) -> None:
     path = with_engine(tmp_path)
     (path / "statecache_vllm" / "seams.py").write_text("raise RuntimeError('no such device')\n")

@@ -227,7 +227,7 @@ def test_a_wrong_path_or_address_is_said_before_what_is_not_installed(
 def test_the_help_says_which_lengths_are_measured() -> None:
     shown = " ".join(run("fit", "--help", env={**os.environ, "COLUMNS": "200"}).stdout.split())
     assert "9/10 of the longest prompt, 131072 at most, its half, and so on" in shown
-    assert "8 of them, none below 64" in shown
+    assert "at most 8, none below 64" in shown
     lengths = [default_lengths(most) for most in (10_000, 10_000_000)]
     assert [(len(found), found[-1]) for found in lengths] == [(8, 9000), (8, 131_072)]
     assert default_lengths(4096)[0] >= 64

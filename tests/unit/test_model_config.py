@@ -143,9 +143,10 @@ def test_what_is_missing_is_named_in_one_line(tmp_path, keys, ranks, problem):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["missing", "bad", "a\0b"])
+@pytest.mark.parametrize("name", ["missing", "bad", "deep", "a\0b"])
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path, name):
     (tmp_path / "bad").write_bytes(b'{"model_type": "\xff"}')
+    (tmp_path / "deep").write_bytes(b'{"model_type":' * 100_000 + b"1" + b"}" * 100_000)
     with pytest.raises(SettingsError) as raised:
         read_model(tmp_path / name)
     assert "\n" not in str(raised.value)

@@ -153,8 +153,8 @@ def test_no_split_is_recommended_that_serves_nothing(tmp_path):
     done = plan(tmp_path, *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "statecache: --memory: no split serves any of the 2 requests: their prompts of 1,024,000"
-        " to 1,536,000 tokens are longer than its KV: give more\n"
+        "statecache: --memory: no split serves any of the 2 requests of a block or more: their"
+        " prompts of 1,024,000 to 1,536,000 tokens are longer than its KV: give more\n"
     )
     assert not (tmp_path / "r").exists()
 

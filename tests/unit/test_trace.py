@@ -35,6 +35,7 @@ BAD_LINES = {
     "deep nesting": (b'{"x": ' + b"[" * 100_000 + b"\n", "is nested too deeply"),
     "negative timestamp": (line(timestamp=-5), "field timestamp: expected `int` >= 0"),
     "negative fraction": (line(timestamp=-0.5), "field timestamp: expected `float` >= 0"),
+    "endless timestamp": (line(timestamp=2**53 + 1), "field timestamp: expected `int` <= 9007199"),
     "missing timestamp": (line(timestamp=...), "missing required field `timestamp`"),
     "missing input_length": (line(input_length=...), "missing required field `input_length`"),
     "missing output_length": (line(output_length=...), "missing required field `output_length`"),

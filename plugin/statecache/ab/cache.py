@@ -36,13 +36,12 @@ class ArmError(Exception):
 
 def _not_there(engine: str, python: str, problem: str) -> str:
     """Return what to do where `python` did not say hello for `engine`, by its last words."""
-    missing = re.search(r"No module named '?(\w+)", problem)
+    missing = re.search(r"No module named '?([\w.]+)", problem)
     if missing and missing[1].startswith("statecache"):
         return f"{engine}: {python} has no statecache: install it there, beside {engine}"
-    is_there = missing is None or missing[1] != engine
-    if is_there and re.search("Error: |no answer", problem):
-        return f"{engine} in {python} does not load ({problem}): docs/ab.md says what it needs"
-    return f"{engine}: {problem}: name a Python that has it with --python"
+    if missing and missing[1] == engine:
+        return f"{engine}: {problem}: name a Python that has it with --python"
+    return f"{engine}: does not load in {python} ({problem}): see docs/ab.md, or change --python"
 
 
 class EngineProcess:

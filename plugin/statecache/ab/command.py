@@ -129,7 +129,7 @@ def ab_command(
         trial = trial_of(asked.cells(), asked.name, seeds, seed, share, python, asked.axis)
         trial = msgspec.structs.replace(trial, notes=asked.notes)
     else:
-        if trace or engines:
+        if trace is not None or engines is not None:
             raise SettingsError("--trace and --engines are for --experiment: see --workload, --arm")
         trial = read_plan(plan, arm or [], workload, repeats, seed, warm_up, python, servers, speed)
     with _made(output):
@@ -207,8 +207,8 @@ def _made(folder: Path) -> Iterator[None]:
             raise SettingsError(f"--output: {folder} cannot be made ({error.strerror})") from error
         yield
     except BaseException:
-        with suppress(OSError):
-            for path in made:
+        for path in made:
+            with suppress(OSError):
                 path.rmdir()
         raise
 

@@ -9,10 +9,9 @@ import msgspec
 
 from statecache.ab.arms import Arm, check_arms, made_arm, parse_arm
 from statecache.ab.bench import Cell, Trial
-from statecache.ab.keys import check_keys, made
+from statecache.ab.keys import made
 from statecache.ab.server_arm import (
     ServerArm,
-    ServerSettings,
     check_client,
     made_servers,
     parse_servers,
@@ -156,11 +155,13 @@ def _read(path: Path) -> tuple[Plan, list[Arm | ServerArm], Workload]:
     """Return what a file says, its arms and its workload. Raises `SettingsError` with its name."""
     try:
         plan = made(Plan, msgspec.toml.decode(path.read_bytes()), "plan", strict=True)
-        check_keys(plan.servers, ServerSettings, "servers")
+        made_servers(plan.servers)
         arms = [made_arm(values, strict=True) for values in plan.arms]
         return plan, arms, made(Workload, plan.workload, "workload", strict=True)
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
+    except RecursionError:
+        problem = "it is nested too deeply"
     except (msgspec.DecodeError, ValueError) as error:
         problem = str(error)
     raise SettingsError(on_one_line(f"{path}: {problem}"))

@@ -63,11 +63,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise SettingsError(f"{field} is no setting of {self.kind}")
         if self.file == "-":
             raise SettingsError("file is -: a workload is read more than once: name a file")
+        if "file" in applies and not self.file:
+            raise SettingsError(f"kind {self.kind} needs a file")
         if self.kind == "agent":  # each checks its sizes
             AgentWorkload(self.sessions, self.turns)
         elif self.kind == "sharegpt":
-            if not self.file:
-                raise SettingsError("kind sharegpt needs a file")
             if self.sessions < 1:
                 raise SettingsError(f"sessions is {self.sessions}: give at least 1")
         elif self.kind != "trace":
@@ -86,9 +86,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def asked(self, seed: int) -> list[Asked]:
         """Return the requests with their times and sessions. Raises `SettingsError`."""
-        if self.kind == "trace":
-            if self.file is None:
-                raise SettingsError("workload: kind trace needs a file")
+        if self.kind == "trace" and self.file is not None:
             read_trace(self.file, limit=self.limit)  # says what is wrong with it
             asked = _sessions_of(Path(self.file), self.limit, needed=self.loop == "closed")
         else:
