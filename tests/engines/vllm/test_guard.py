@@ -20,7 +20,7 @@ from statecache_vllm.checkpoint_book import CheckpointBook
 from statecache_vllm.checkpoint_store import CheckpointStore
 from statecache_vllm.gds_queue import GdsQueue
 from statecache_vllm.guard import vllms_own_map
-from statecache_vllm.planner import Planner
+from statecache_vllm.proven import ProvenRequests
 from statecache_vllm.state_tree import StateTree
 
 POOL = {"checkpoints": "native", "checkpoint_slots": 16}
@@ -140,7 +140,7 @@ def test_a_block_under_two_keys_is_under_both_in_vllms_own_map(model):
         ("gds", GdsQueue, "set_at"),
         ("gds", StateTree, "put"),
         ("gds", StateTree, "dropped"),
-        ("reuse", Planner, "_learn"),
+        ("reuse", ProvenRequests, "looked_up"),
     ],
 )
 def test_an_order_that_cannot_learn_is_replaced_by_vllms_own(
