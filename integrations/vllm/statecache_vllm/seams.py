@@ -62,10 +62,11 @@ def engine_version() -> str:
 def share_log() -> None:
     """Have the plugin's lines appear among vLLM's, which shows no logger but its own.
 
-    They go on to the root logger only if vLLM's do: a worker's has a handler, too.
+    They go on to the root logger only if vLLM's do: a worker's has a handler, too. vLLM gives its
+    logger handlers late, so this is called more than once.
     """
     ours, theirs = logging.getLogger("statecache"), logging.getLogger("vllm")
-    if not ours.handlers:
+    if theirs.handlers and not ours.handlers:
         for handler in theirs.handlers:
             ours.addHandler(handler)
         ours.setLevel(theirs.getEffectiveLevel())
