@@ -188,10 +188,10 @@ def _of_engine(name: str, engines: dict[str, EngineFound]) -> Iterator[Finding]:
     broken = [(seam, state) for seam, state in found.seams.items() if state != "ok"]
     for state, those in by_reason(broken, "--seams"):
         yield Finding(name, "problem", f"{state}: {those}")
-    in_place = sum(state == "ok" for state in found.seams.values())
+    in_place = len(found.seams) - len(broken)
     text = f"{title} {found.version}: {in_place} of {len(found.seams)} seams are in place"
     if found.version in found.tested:
-        level = "ok" if in_place == len(found.seams) else "note"  # the problems are said above
+        level = "note" if broken else "ok"  # the problems are said above
         yield Finding(name, level, f"{text}; a tested version")
         return
     strict = os.environ.get("STATECACHE_STRICT") == "1"
