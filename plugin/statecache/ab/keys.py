@@ -12,9 +12,23 @@ from statecache.errors import SettingsError, on_one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["check_keys", "made"]
+__all__ = ["check_keys", "made", "pairs"]
 
 _Made = TypeVar("_Made", bound=msgspec.Struct)
+
+
+def pairs(text: str, problem: str, first: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return `first` and the values written as "key=value,...".
+
+    Raises `SettingsError` with the `problem` for anything else, and for a key given twice.
+    """
+    values = dict(first or {})
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals or key.strip() in values:
+            raise SettingsError(on_one_line(problem))
+        values[key.strip()] = value.strip()
+    return values
 
 
 def check_keys(keys: Iterable[str], kind: type[msgspec.Struct], where: str) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from statecache.ab.arms import Arm, check_arms, made_arm, parse_arm
 from statecache.ab.bench import Cell, Trial
-from statecache.ab.keys import made
+from statecache.ab.keys import made, pairs
 from statecache.ab.server_arm import (
     ServerArm,
     check_client,
@@ -112,11 +112,8 @@ def parse_workload(text: str) -> Workload:
     """Read a workload written as "kind:key=value,...". Raises `SettingsError`."""
     kind, _, rest = text.partition(":")
     values: dict[str, Any] = {"kind": kind}
-    for part in rest.split(",") if rest else []:
-        key, equals, value = part.partition("=")
-        if not equals or key.strip() in values:
-            raise SettingsError(on_one_line(f"--workload: {text!r} is not kind:key=value,..."))
-        values[key.strip()] = value.strip()
+    if rest:
+        values = pairs(rest, f"--workload: {text!r} is not kind:key=value,...", values)
     if kind not in KINDS:
         known = ", ".join(KINDS)
         raise SettingsError(on_one_line(f"--workload: unknown kind {kind!r}: use {known}"))

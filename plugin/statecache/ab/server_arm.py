@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from statecache.ab.keys import check_keys, made
+from statecache.ab.keys import check_keys, made, pairs
 from statecache.errors import SettingsError, on_one_line
 from statecache.server_address import without_user
 
@@ -130,12 +130,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def parse_servers(text: str) -> dict[str, Any]:
     """Read settings written as "key=value,...". Raises `SettingsError`."""
-    values: dict[str, Any] = {}
-    for part in text.split(","):
-        key, equals, value = part.partition("=")
-        if not equals or key.strip() in values:
-            raise SettingsError(on_one_line(f"--servers: {text!r} is not key=value,..."))
-        values[key.strip()] = value.strip()
+    values = pairs(text, f"--servers: {text!r} is not key=value,...")
     check_keys(values, ServerSettings, "--servers")
     return values
 
