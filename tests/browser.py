@@ -14,7 +14,8 @@ from typing import Any
 import numpy
 from PIL import Image
 
-PROGRAM = shutil.which("chromium")
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+PROGRAM = next(filter(None, map(shutil.which, NAMES)), None)
 _OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe")
 
 

@@ -1,7 +1,6 @@
 """The report: one file, nothing to fetch, and what a browser makes of it."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import numpy
 import pytest
 
+from browser import PROGRAM, browsing
 from replay_support import run
 from statecache.ab.answers import Answered, Answers, server_run
 from statecache.ab.bench import Cell, Failure, Trial
@@ -20,7 +20,7 @@ from statecache.ab.server_arm import ServerArm
 from statecache.ab.workloads import Workload
 
 NAME = "a<b>&"
-needs_browser = pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium here")
+needs_browser = pytest.mark.skipif(PROGRAM is None, reason="no browser here")
 
 
 class Reader(HTMLParser):
@@ -129,8 +129,6 @@ ON_ONE_ANOTHER = """[...document.querySelectorAll('svg')].flatMap(svg => {
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from browser import browsing
-
     with browsing(tmp_path_factory.mktemp("browser")) as found:
         yield found
 

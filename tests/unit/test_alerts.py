@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 
 RULES = Path(__file__).parents[2] / "docs" / "alerts.yml"
 REASON = "{{ $labels.reason }}"
-PROMTOOL = shutil.which("promtool")
+PROMTOOL = shutil.which("promtool") or shutil.which("promtool", path=Path(sys.executable).parent)
 pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="promtool (Debian: prometheus) is missing")
 
 LABELS = 'engine="sglang",model_name="m",rank="0"'
