@@ -136,9 +136,9 @@ bench: install
 # has some.
 SANITIZED := build/sanitized
 SANITIZED_TESTS := $(patsubst %,tests/unit/test_%.py,index_rules learned_rules named_index \
-  weighted_states shadow replay own_slots shared_pool block_queues cached_blocks package) \
+  weighted_states shadow replay own_slots shared_pool block_queues block_hash_index package) \
   $(patsubst %,tests/property/test_%.py,index_against_reference learned_against_reference \
-  learned_determinism gds_queue reuse_queue stock_queue pools determinism)
+  learned_determinism gds_queue reuse_queue fifo_queue pools determinism)
 SANITIZED_PYTHON := LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
   ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(abspath $(SANITIZED))/python $(PY)
 sanitized: install

@@ -10,7 +10,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
-from statecache._blocks import CachedBlocks
+from statecache._blocks import BlockHashIndex
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -25,7 +25,7 @@ class Block:
 class Pool:
     def __init__(self, total):
         self.blocks = [Block(i) for i in range(total)]
-        self.cached = CachedBlocks(self.blocks)
+        self.cached = BlockHashIndex(self.blocks)
         self.queue = None
 
     def set_hash(self, block, key):
@@ -82,7 +82,7 @@ class ReferenceReuse:
     def __init__(self, pool):
         self.pool = pool
         self.free, self.copies, self.old, self.new = [], [], [], []
-        self.proven = dict.fromkeys(range(len(pool.blocks)), False)
+        self.protected = dict.fromkeys(range(len(pool.blocks)), False)
         self.stamp = {}
         self.clock = self.allocations = self.j = 0
         self.ghosts = {}
@@ -96,9 +96,9 @@ class ReferenceReuse:
     def looked_up(self, missing):
         self.clock += 1
         for key in missing:
-            proven, at = self.ghosts.pop(key, (False, None))
+            protected, at = self.ghosts.pop(key, (False, None))
             if at is not None and self.allocations - at < len(self.pool.blocks):
-                if proven:
+                if protected:
                     self.gp += 1
                 else:
                     self.gu += 1
@@ -138,16 +138,16 @@ class ReferenceReuse:
                 if b.block_id in ids:
                     ids.remove(b.block_id)
                     self.copies.append(b.block_id)
-        (self.old if self.proven[block.block_id] else self.new).append(block.block_id)
+        (self.old if self.protected[block.block_id] else self.new).append(block.block_id)
 
     def prepend_n(self, blocks):
         self.free[:0] = [b.block_id for b in blocks]
 
     def remove(self, block):
         next(ids for ids in self.lists() if block.block_id in ids).remove(block.block_id)
-        self.proven[block.block_id] = True
+        self.protected[block.block_id] = True
 
-    def popleft(self, *, fresh_is_proven):
+    def popleft(self, *, start_protected):
         kept = None
         if self.free:
             taken = self.free.pop(0)
@@ -163,12 +163,12 @@ class ReferenceReuse:
             self.lost.append(block.block_hash)
         if kept is not None and last and block.block_hash.endswith(b"kv"):
             self.ghosts.pop(block.block_hash, None)
-            self.ghosts[block.block_hash] = (self.proven[taken], self.allocations)
-            if self.proven[taken]:
+            self.ghosts[block.block_hash] = (self.protected[taken], self.allocations)
+            if self.protected[taken]:
                 self.ep += 1
             else:
                 self.eu += 1
-        self.proven[taken] = fresh_is_proven
+        self.protected[taken] = start_protected
         self.going.append(block)
         return taken
 
@@ -213,9 +213,9 @@ class Pair:
             self.reference.append(block)
         self.used: list[Block] = []
 
-    def allocate(self, n, *, proven=False):
-        self.queue.fresh_is_proven = proven
-        expected = [self.reference.popleft(fresh_is_proven=proven) for _ in range(n)]
+    def allocate(self, n, *, protected=False):
+        self.queue.start_protected = protected
+        expected = [self.reference.popleft(start_protected=protected) for _ in range(n)]
         taken = self.pool.allocate(n)
         self.reference.going.clear()
         assert [b.block_id for b in taken] == expected
@@ -228,7 +228,7 @@ class Pair:
         uses = block.ref_cnt
         if uses == 0:
             self.reference.remove(block)
-        self.reference.proven[block.block_id] = True
+        self.reference.protected[block.block_id] = True
         self.pool.touch(block)
         assert block.ref_cnt == uses + 1
         self.used.append(block)
@@ -249,11 +249,11 @@ class Pair:
         self.queue.looked_up([key.removesuffix(b"kv") for key in missing])
 
     def put_apart(self, key):
-        self.pool.cached.set_apart(key, True)
+        self.pool.cached.set_has_checkpoint(key, True)
         self.reference.apart.add(key)
 
     def no_longer_apart(self, key):
-        self.pool.cached.set_apart(key, False)
+        self.pool.cached.set_has_checkpoint(key, False)
         self.reference.apart.remove(key)
 
     def evict(self, block):
@@ -280,7 +280,7 @@ class Pair:
         )[0]:
             case "allocate" if free:
                 n = rng.randint(1, min(free, 3))
-                for block in self.allocate(n, proven=rng.random() < 0.4):
+                for block in self.allocate(n, protected=rng.random() < 0.4):
                     if rng.random() < 0.8:
                         self.pool.set_hash(block, rng.choice(keys))
             case "hash":

@@ -39,7 +39,7 @@ class LearnedPair:
         assert self.native.ghosts == self.reference.ghosts
         assert self.native.points == self.reference.points
         for state, (price, _) in self.reference._values().items():
-            assert self.native.price(state) == price
+            assert self.native.rank(state) == price
 
 
 def _outcome(call: Callable[..., object], args: tuple[object, ...], more: dict) -> object:
@@ -99,7 +99,7 @@ def serve_prompt(pair: LearnedPair, tree: PromptTree, rng: random.Random, slots:
         offered = [key for key in path if key in admitted or rng.random() < 0.5]
         depths = [tree.depth[key] for key in offered]
         resumable = min(resumable, len(offered))
-    pair.call("request", offered, depths, resumable, admitted)
+    pair.call("on_prompt", offered, depths, resumable, admitted)
     hit = next((key for key in reversed(offered[:resumable]) if key in pair.native), None)
     if hit is not None:
         pair.call("touch", hit)
@@ -159,7 +159,7 @@ def disturb(pair: LearnedPair, tree: PromptTree, rng: random.Random) -> None:
         path = tree.path(tip)
         depths = [tree.depth[key] + rng.choice((0, 0, 0, 1)) for key in path]
         admitted = rng.sample(path, rng.randint(0, len(path)))
-        pair.call("request", path, depths, rng.randint(-1, len(path) + 1), admitted)
+        pair.call("on_prompt", path, depths, rng.randint(-1, len(path) + 1), admitted)
     else:
         key = rng.choice(list(tree.depth))
         pair.call("insert", key, tree.depth[key] + rng.choice((0, 0, 0, 512)), None, ())

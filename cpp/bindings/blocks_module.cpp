@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "cached_blocks.h"
-#include "made.h"
+#include "block_hash_index.h"
+#include "initialised.h"
 #include "statecache/block_queue.h"
 #include "statecache/gds_queue.h"
 #include "statecache/reuse_queue.h"
@@ -18,13 +18,13 @@
 
 namespace py = pybind11;
 using statecache::Block;
+using statecache::BlockHashIndex;
 using statecache::BlockQueue;
-using statecache::CachedBlocks;
+using statecache::FifoQueue;
 using statecache::GdsQueue;
 using statecache::ReuseQueue;
-using statecache::StockQueue;
 
-STATECACHE_MADE(statecache::StateIndex)
+STATECACHE_REFUSES_UNINITIALISED(statecache::StateIndex)
 
 namespace {
 
@@ -52,18 +52,18 @@ std::string_view bytes_of(PyObject* key) {
   return {data, static_cast<size_t>(length)};
 }
 
-PyTypeObject* cached_blocks_type = nullptr;
+PyTypeObject* block_hash_index_type = nullptr;
 
 // What blocks hold, as the module's own type, kept alive.
 class Pool {
  public:
   explicit Pool(py::object cached) : cached_(std::move(cached)) {
-    if (!Py_IS_TYPE(cached_.ptr(), cached_blocks_type)) {
-      throw py::type_error("a queue needs CachedBlocks");
+    if (!Py_IS_TYPE(cached_.ptr(), block_hash_index_type)) {
+      throw py::type_error("a queue needs BlockHashIndex");
     }
   }
 
-  const CachedBlocks& cache() const { return *pool().cache; }
+  const BlockHashIndex& cache() const { return *pool().cache; }
   PyObject* object(Block block) const {
     PyObject* const found = pool().block(block);
     if (found == nullptr) throw py::error_already_set();
@@ -100,11 +100,11 @@ class Pool {
     if (!pool().add_uses(block, -1)) PyErr_WriteUnraisable(block);
   }
   py::list objects(const std::vector<Block>& numbers) const {
-    py::list made(numbers.size());
+    py::list found(numbers.size());
     for (size_t at = 0; at < numbers.size(); ++at) {
-      PyList_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(at), Py_NewRef(object(numbers[at])));
+      PyList_SET_ITEM(found.ptr(), static_cast<Py_ssize_t>(at), Py_NewRef(object(numbers[at])));
     }
-    return made;
+    return found;
   }
   py::bytes key(Block block) const { return py::bytes(cache().key(cache().number_of(block))); }
   PyObject* visited() const { return cached_.ptr(); }
@@ -159,10 +159,10 @@ struct Queue {
   py::object lost = py::none();
 };
 
-struct Stock final : Queue {
-  explicit Stock(py::object cached) : Queue(std::move(cached)), queue(pool.cache()) {}
+struct Fifo final : Queue {
+  explicit Fifo(py::object cached) : Queue(std::move(cached)), queue(pool.cache()) {}
   BlockQueue& order() override { return queue; }
-  StockQueue queue;
+  FifoQueue queue;
 };
 
 struct Reuse final : Queue {
@@ -170,7 +170,7 @@ struct Reuse final : Queue {
       : Queue(std::move(cached)), queue(pool.cache(), std::move(ending)) {}
   BlockQueue& order() override { return queue; }
   void hit_in_use(const std::vector<Block>& blocks) override {
-    for (const Block block : blocks) queue.mark_proven(block);
+    for (const Block block : blocks) queue.mark_protected(block);
   }
   ReuseQueue queue;
 };
@@ -187,10 +187,10 @@ struct Gds final : Queue {
 
 }  // namespace
 
-STATECACHE_MADE(Queue)
-STATECACHE_MADE(Stock)
-STATECACHE_MADE(Reuse)
-STATECACHE_MADE(Gds)
+STATECACHE_REFUSES_UNINITIALISED(Queue)
+STATECACHE_REFUSES_UNINITIALISED(Fifo)
+STATECACHE_REFUSES_UNINITIALISED(Reuse)
+STATECACHE_REFUSES_UNINITIALISED(Gds)
 
 namespace {
 
@@ -224,7 +224,7 @@ py::object iterator_over(const py::list& blocks) {
 PYBIND11_MODULE(_blocks, m) {
   py::module_::import("statecache._index");
 
-  cached_blocks_type = add_cached_blocks(m.ptr());
+  block_hash_index_type = add_block_hash_index(m.ptr());
 
   py::register_local_exception_translator([](std::exception_ptr error) {
     try {
@@ -313,13 +313,13 @@ PYBIND11_MODULE(_blocks, m) {
           },
           py::arg("cursor"));
 
-  py::class_<Stock, Queue>(m, "StockQueue").def(py::init<py::object>(), py::arg("cached"));
+  py::class_<Fifo, Queue>(m, "FifoQueue").def(py::init<py::object>(), py::arg("cached"));
 
   py::class_<Reuse, Queue>(m, "ReuseQueue")
       .def(py::init<py::object, std::string>(), py::arg("cached"), py::arg("ending"))
       .def_property(
-          "fresh_is_proven", [](const Reuse& self) { return self.queue.fresh_is_proven(); },
-          [](Reuse& self, bool proven) { self.queue.set_fresh_is_proven(proven); })
+          "start_protected", [](const Reuse& self) { return self.queue.start_protected(); },
+          [](Reuse& self, bool start) { self.queue.set_start_protected(start); })
       .def_property_readonly("ratio", [](const Reuse& self) { return self.queue.ratio(); })
       .def_property_readonly("watches", [](const Reuse& self) { return self.queue.watches(); })
       .def(

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "made.h"
+#include "initialised.h"
 #include "statecache/cost_model.h"
 #include "statecache/learned_index.h"
 #include "statecache/state_index.h"
@@ -48,8 +48,8 @@ const LearnedIndex* as_learned(const StateIndex& index) {
 
 }  // namespace
 
-STATECACHE_MADE(CostModel)
-STATECACHE_MADE(StateIndex)
+STATECACHE_REFUSES_UNINITIALISED(CostModel)
+STATECACHE_REFUSES_UNINITIALISED(StateIndex)
 
 namespace pybind11::detail {
 
@@ -114,12 +114,12 @@ PYBIND11_MODULE(_index, m) {
            py::arg("policy") = "gds", py::arg("cost") = CostModel(), py::arg("slots") = py::none(),
            py::arg("ghosts") = 4096)
       .def(
-          "request",
+          "on_prompt",
           [](StateIndex& index, const py::iterable& points, const py::iterable& depths,
              Integer resumable, const py::iterable& admitted) {
             if (as_learned(index) == nullptr) return;
-            index.request(to_int64s(points), to_int64s(depths), resumable.value,
-                          to_int64s(admitted));
+            index.on_prompt(to_int64s(points), to_int64s(depths), resumable.value,
+                            to_int64s(admitted));
           },
           py::arg("points"), py::arg("depths"), py::arg("resumable"), py::arg("admitted"))
       .def(
@@ -162,10 +162,10 @@ PYBIND11_MODULE(_index, m) {
           py::arg("state"))
       .def_property_readonly("watermark", &StateIndex::watermark)
       .def(
-          "price",
+          "rank",
           [](const StateIndex& index, Integer state) {
             const LearnedIndex* learned = as_learned(index);
-            return learned ? learned->price(state.value) : index.priority(state.value);
+            return learned ? learned->rank(state.value) : index.priority(state.value);
           },
           py::arg("state"))
       .def_property_readonly(

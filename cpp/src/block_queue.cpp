@@ -87,15 +87,15 @@ void BlockQueue::take(std::span<Block> out, std::vector<Block>* lost) {
   free_ -= out.size();
   ++call_;
   for (size_t at = 0; at < out.size(); ++at) {
-    const CachedBlocks::Number key = cache_.number_of(out[at]);
+    const BlockHashIndex::Number key = cache_.number_of(out[at]);
     const bool last = is_last(key);
     handed_out(out[at], from_[at], key, last);
     if (last && lost != nullptr) lost->push_back(out[at]);
   }
 }
 
-bool BlockQueue::is_last(CachedBlocks::Number key) {
-  if (key == CachedBlocks::kNone) return false;
+bool BlockQueue::is_last(BlockHashIndex::Number key) {
+  if (key == BlockHashIndex::kNone) return false;
   const uint32_t copies = cache_.copies(key);
   if (copies == 1) return true;
   Going& going = going_[key];
@@ -154,8 +154,8 @@ void BlockQueue::reset() {
   for (const Block block : in_order()) lists_.move_to(kFree, block);
 }
 
-void StockQueue::place(Block block, CachedBlocks::Number key) {
-  if (key != CachedBlocks::kNone && cache_.is_apart(key)) {
+void FifoQueue::place(Block block, BlockHashIndex::Number key) {
+  if (key != BlockHashIndex::kNone && cache_.has_checkpoint(key)) {
     lists_.push_front(kFree, block);
   } else {
     lists_.push_back(kFree, block);

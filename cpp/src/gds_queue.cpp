@@ -5,7 +5,7 @@
 
 namespace statecache {
 
-GdsQueue::GdsQueue(const CachedBlocks& cache, StateIndex& index, std::vector<std::string> endings)
+GdsQueue::GdsQueue(const BlockHashIndex& cache, StateIndex& index, std::vector<std::string> endings)
     : BlockQueue(3, cache), index_(index), endings_(std::move(endings)), part_(cache.blocks()) {}
 
 void GdsQueue::committed(StateId state, std::string_view name) {
@@ -31,9 +31,9 @@ GdsQueue::Part GdsQueue::part_of(std::string_view key) {
   return {};
 }
 
-void GdsQueue::place(Block block, CachedBlocks::Number key) {
+void GdsQueue::place(Block block, BlockHashIndex::Number key) {
   lists_[block].time = ++clock_;
-  if (key == CachedBlocks::kNone || cache_.is_apart(key)) {
+  if (key == BlockHashIndex::kNone || cache_.has_checkpoint(key)) {
     lists_.push_back(kFree, block);
     return;
   }
@@ -83,7 +83,7 @@ void GdsQueue::release(State& state) {
   states_.erase(states_.find(state.name));
 }
 
-void GdsQueue::handed_out(Block, List, CachedBlocks::Number key, bool last) {
+void GdsQueue::handed_out(Block, List, BlockHashIndex::Number key, bool last) {
   if (!last) return;
   // A block that is kept apart, or was freed before its state was told of, takes the state along.
   if (State* const state = part_of(cache_.key(key)).state; state != nullptr) {

@@ -42,8 +42,8 @@ LearnedIndex::LearnedIndex(CostModel cost, std::optional<int64_t> slots, int64_t
 
 LearnedIndex::~LearnedIndex() = default;
 
-void LearnedIndex::request(std::span<const StateId> points, std::span<const int64_t> depths,
-                           int64_t resumable, std::span<const StateId> admitted) {
+void LearnedIndex::on_prompt(std::span<const StateId> points, std::span<const int64_t> depths,
+                             int64_t resumable, std::span<const StateId> admitted) {
   if (points.size() != depths.size()) {
     throw std::invalid_argument(std::to_string(points.size()) + " points have " +
                                 std::to_string(depths.size()) + " depths");
@@ -118,7 +118,7 @@ uint64_t LearnedIndex::comparisons() const {
   return counters().comparisons + heaps_.comparisons() + (guard_ ? guard_->comparisons() : 0);
 }
 
-double LearnedIndex::price(StateId state) const {
+double LearnedIndex::rank(StateId state) const {
   const Slot slot = slot_of(state);
   return members_.worth(members_.best_cell(point_of_[slot])) * nodes_[slot].gain;
 }

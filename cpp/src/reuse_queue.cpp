@@ -10,9 +10,9 @@ namespace statecache {
 
 namespace {
 
-// Ratios of ages (unproven to proven) at which a block of either kind goes.
+// Ratios of ages (on probation to protected) at which a block of either kind goes.
 struct Ratio {
-  uint64_t unproven, proven;
+  uint64_t of_probation, of_protected;
 };
 constexpr std::array<Ratio, 5> kRatios{{{1, 1}, {7, 5}, {2, 1}, {14, 5}, {4, 1}}};
 constexpr uint64_t kLearnEvery = 64;
@@ -47,28 +47,28 @@ void Ghosts::clear() {
   newest_ = 0;
 }
 
-void Ghosts::put(std::string_view key, bool proven, uint64_t now) {
+void Ghosts::put(std::string_view key, bool is_protected, uint64_t now) {
   const uint64_t hash = hash_of(key);
   current_.prefetch(hash);
-  unwritten_.push_back({hash, now, proven});
+  unwritten_.push_back({hash, now, is_protected});
   newest_ = now;
   if (unwritten_.size() < kWrittenTogether) return;
-  for (const Dropped& one : unwritten_) write(one);
+  for (const Dropped& ghost : unwritten_) write(ghost);
   unwritten_.clear();
 }
 
-void Ghosts::write(const Dropped& one) {
-  if (one.now > current_.began + n_) {
+void Ghosts::write(const Dropped& ghost) {
+  if (ghost.now > current_.began + n_) {
     std::swap(current_, before_);
     std::fill(current_.entries.begin(), current_.entries.end(), Entry{});
-    current_.began = one.now - 1;
+    current_.began = ghost.now - 1;
   }
-  const uint64_t age = one.now - current_.began;
-  current_.find(one.hash).dropped = static_cast<uint32_t>(2 * age + one.proven);
+  const uint64_t age = ghost.now - current_.began;
+  current_.find(ghost.hash).dropped = static_cast<uint32_t>(2 * age + ghost.is_protected);
 }
 
 std::array<uint64_t, 2> Ghosts::take(std::span<const std::string_view> keys, uint64_t now) {
-  for (const Dropped& one : unwritten_) write(one);
+  for (const Dropped& ghost : unwritten_) write(ghost);
   unwritten_.clear();
   hashes_.clear();
   for (const std::string_view key : keys) {
@@ -91,26 +91,26 @@ std::array<uint64_t, 2> Ghosts::take(std::span<const std::string_view> keys, uin
   return found;
 }
 
-ReuseQueue::ReuseQueue(const CachedBlocks& cache, std::string ending)
+ReuseQueue::ReuseQueue(const BlockHashIndex& cache, std::string ending)
     : BlockQueue(4, cache), ending_(std::move(ending)), ghosts_(cache.blocks()) {}
 
 void ReuseQueue::looked_up(std::span<const std::string_view> missing) {
   ++clock_;
   if (watches()) {
-    const auto [unproven, proven] = ghosts_.take(missing, handed_out_);
-    used_[0] += unproven;
-    used_[1] += proven;
+    const auto [of_probation, of_protected] = ghosts_.take(missing, handed_out_);
+    used_[0] += of_probation;
+    used_[1] += of_protected;
   }
   if (clock_ % kLearnEvery == 0) learn();
 }
 
 void ReuseQueue::learn() {
-  const auto [used, used_proven] = used_;
-  const auto [dropped, dropped_proven] = dropped_;
-  if (used + used_proven > 0) {
-    const uint64_t gain = used_proven * dropped, loss = used * dropped_proven;
+  const auto [used, used_protected] = used_;
+  const auto [dropped, dropped_protected] = dropped_;
+  if (used + used_protected > 0) {
+    const uint64_t gain = used_protected * dropped, loss = used * dropped_protected;
     int step = (gain > loss) - (gain < loss);
-    if (dropped_proven == 0) {
+    if (dropped_protected == 0) {
       step = -1;
     } else if (dropped == 0) {
       step = 1;
@@ -121,35 +121,38 @@ void ReuseQueue::learn() {
 }
 
 Block ReuseQueue::next() {
-  for (const List list : {kFree, kCopies}) {
+  for (const List list : {kFree, kDuplicates}) {
     if (const Block block = lists_.front(list); block != kNoBlock) return block;
   }
-  const Block proven = lists_.front(kProven), unproven = lists_.front(kUnproven);
-  if (proven == kNoBlock) return unproven;
-  if (unproven == kNoBlock) return proven;
+  const Block oldest_protected = lists_.front(kProtected),
+              oldest_on_probation = lists_.front(kProbation);
+  if (oldest_protected == kNoBlock) return oldest_on_probation;
+  if (oldest_on_probation == kNoBlock) return oldest_protected;
   const Ratio& ratio = kRatios[static_cast<size_t>(ratio_)];
-  const uint64_t unproven_age = clock_ + 1 - lists_[unproven].time;
-  const uint64_t proven_age = clock_ + 1 - lists_[proven].time;
-  return ratio.unproven * unproven_age >= ratio.proven * proven_age ? unproven : proven;
+  const uint64_t probation_age = clock_ + 1 - lists_[oldest_on_probation].time;
+  const uint64_t protected_age = clock_ + 1 - lists_[oldest_protected].time;
+  return ratio.of_probation * probation_age >= ratio.of_protected * protected_age
+             ? oldest_on_probation
+             : oldest_protected;
 }
 
-void ReuseQueue::mark_proven(Block block) {
+void ReuseQueue::mark_protected(Block block) {
   require_block(block);
   lists_[block].marked = true;
 }
 
 void ReuseQueue::handed_out(Block block, List from, Key key, bool last) {
   ++handed_out_;
-  bool& proven = lists_[block].marked;
-  if (last && from >= kProven) {
+  bool& is_protected = lists_[block].marked;
+  if (last && from >= kProtected) {
     const std::string_view bytes = cache_.key(key);
     if (bytes.ends_with(ending_)) {
-      ghosts_.put(bytes.substr(0, bytes.size() - ending_.size()), proven, handed_out_);
-      ++dropped_[proven];
+      ghosts_.put(bytes.substr(0, bytes.size() - ending_.size()), is_protected, handed_out_);
+      ++dropped_[is_protected];
     }
   }
   leave_family(block);
-  proven = fresh_is_proven_;
+  is_protected = start_protected_;
 }
 
 void ReuseQueue::hit(Block block) {
@@ -170,15 +173,15 @@ void ReuseQueue::forget() {
 
 void ReuseQueue::place(Block block, Key key) {
   List list = kFree;
-  if (key != CachedBlocks::kNone) {
+  if (key != BlockHashIndex::kNone) {
     lists_[block].time = clock_;
-    if (!cache_.is_apart(key)) list = lists_[block].marked ? kProven : kUnproven;
-    if (cache_.copies(key) > 1) list = place_of_copy(block, key, list);
+    if (!cache_.has_checkpoint(key)) list = lists_[block].marked ? kProtected : kProbation;
+    if (cache_.copies(key) > 1) list = place_of_duplicate(block, key, list);
   }
   lists_.push_back(list, block);
 }
 
-BlockLists::List ReuseQueue::place_of_copy(Block block, Key key, List list) {
+BlockLists::List ReuseQueue::place_of_duplicate(Block block, Key key, List list) {
   if (families_.size() <= key) families_.resize(cache_.numbers());
   Family& family = families_[key];
   const Block first = cache_.first(key);
@@ -186,21 +189,21 @@ BlockLists::List ReuseQueue::place_of_copy(Block block, Key key, List list) {
     lists_[first].note = key;
     // One main block at most, even if the cache took out a key without a word.
     if (lists_.list_of(first) == kFree || family.main != kNoBlock) {
-      ++family.copies;
+      ++family.duplicates;
     } else {
       family.main = first;
     }
   }
   lists_[block].note = key;
-  const uint32_t free_copies = family.copies + (family.main != kNoBlock);
-  const bool used = free_copies + 1 < cache_.copies(key);
+  const uint32_t free_duplicates = family.duplicates + (family.main != kNoBlock);
+  const bool used = free_duplicates + 1 < cache_.copies(key);
   if (used || list == kFree) {
-    ++family.copies;
-    return list == kFree ? kFree : kCopies;
+    ++family.duplicates;
+    return list == kFree ? kFree : kDuplicates;
   }
   if (family.main != kNoBlock) {
-    lists_.move_to(kCopies, family.main);
-    ++family.copies;
+    lists_.move_to(kDuplicates, family.main);
+    ++family.duplicates;
   }
   family.main = block;
   return list;
@@ -213,7 +216,7 @@ void ReuseQueue::leave_family(Block block) {
   if (family.main == block) {
     family.main = kNoBlock;
   } else {
-    --family.copies;
+    --family.duplicates;
   }
 }
 

@@ -29,8 +29,8 @@ UnknownState::UnknownState(StateId state) : std::out_of_range(named(state) + " i
 
 StateIndex::StateIndex(Policy policy, CostModel cost) : policy_(policy), cost_(cost) {}
 
-void StateIndex::request(std::span<const StateId>, std::span<const int64_t>, int64_t,
-                         std::span<const StateId>) {}
+void StateIndex::on_prompt(std::span<const StateId>, std::span<const int64_t>, int64_t,
+                           std::span<const StateId>) {}
 
 void StateIndex::insert(StateId state, int64_t depth, std::optional<StateId> parent,
                         std::span<const StateId> children, bool) {

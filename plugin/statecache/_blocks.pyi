@@ -12,13 +12,14 @@ from typing import Any, final
 from statecache._index import StateIndex
 
 @final
-class CachedBlocks:
+class BlockHashIndex:
     """What the blocks of a pool hold: under each key one or several. In an engine's map's place.
 
-    `apart` are keys that are kept elsewhere too, so that no block need hold them. Keys are bytes.
+    A key that `has_checkpoint` is kept in a checkpoint too, so that no block need hold it. Keys are
+    bytes.
     """
 
-    def __new__(cls, blocks: Iterable[Any]) -> CachedBlocks: ...
+    def __new__(cls, blocks: Iterable[Any]) -> BlockHashIndex: ...
     def get_one_block(self, key: bytes, /) -> Any | None:
         """Return the block that has been cached under the key for longest."""
 
@@ -38,22 +39,22 @@ class CachedBlocks:
         """Whether a block is cached under the key."""
 
     def clear(self) -> None:
-        """Take out every block. Keys that are apart stay so. Queues have to be told: `reset`."""
+        """Take out every block. Checkpoints stay. Queues have to be told: `reset`."""
 
-    def set_apart(self, key: bytes, apart: bool, /) -> None:
-        """Say whether the key is kept elsewhere too."""
+    def set_has_checkpoint(self, key: bytes, has_checkpoint: bool, /) -> None:
+        """Say whether the key is kept in a checkpoint too."""
 
-    def is_apart(self, key: bytes, /) -> bool:
-        """Whether the key is kept elsewhere too."""
+    def has_checkpoint(self, key: bytes, /) -> bool:
+        """Whether the key is kept in a checkpoint too."""
 
-    def none_apart(self) -> None:
-        """No key is kept elsewhere any more."""
+    def clear_checkpoints(self) -> None:
+        """No key has a checkpoint any more."""
 
 class BlockQueue:
     """Free blocks in the order in which they are handed out: at first none. Single-threaded.
 
-    Blocks that are cached under no key go first, and those whose key is apart. `lost` is told each
-    key whose last copy has been handed out; what it raises is reported, not raised.
+    Blocks that are cached under no key go first, and those whose key has a checkpoint. `lost` is
+    told each key whose last copy has been handed out; what it raises is reported, not raised.
     """
 
     lost: Callable[[bytes], object] | None
@@ -98,22 +99,22 @@ class BlockQueue:
     def iter_blocks_after(self, cursor: Any | None) -> Iterator[Any]:
         """As `get_all_free_blocks`, from behind `cursor` on; nothing if that is in use."""
 
-class StockQueue(BlockQueue):
+class FifoQueue(BlockQueue):
     """First in, first out."""
 
-    def __init__(self, cached: CachedBlocks) -> None: ...
+    def __init__(self, cached: BlockHashIndex) -> None: ...
 
 class ReuseQueue(BlockQueue):
-    """Copies first, then what was never reused before what was; how much before is learnt.
+    """Duplicates first, then what was never reused before what was; how much before is learnt.
 
     Of keys that end with `ending` it is watched whether they are asked for again.
     """
 
-    fresh_is_proven: bool
-    def __init__(self, cached: CachedBlocks, ending: bytes) -> None: ...
+    start_protected: bool
+    def __init__(self, cached: BlockHashIndex, ending: bytes) -> None: ...
     @property
     def ratio(self) -> int:
-        """How many steps older a proven block must be to go before an unproven one."""
+        """How many steps older a protected block must be to go before one on probation."""
 
     @property
     def watches(self) -> bool:
@@ -128,7 +129,7 @@ class GdsQueue(BlockQueue):
     A state is a block in each group: its name followed by one of `endings` is their key.
     """
 
-    def __init__(self, cached: CachedBlocks, index: StateIndex, endings: list[bytes]) -> None: ...
+    def __init__(self, cached: BlockHashIndex, index: StateIndex, endings: list[bytes]) -> None: ...
     def committed(self, state: int, name: bytes) -> None:
         """`state`, which is in the index, is what blocks with this name hold, in use now."""
 

@@ -32,7 +32,7 @@ class StateIndex:
 
     With `slots` a guard plays learned, gds and lru beside "learned", without data, and the index
     follows whoever saves most. `ghosts` evicted states are remembered. The other policies ignore
-    `slots`, `ghosts`, `end` and `request`.
+    `slots`, `ghosts`, `end` and `on_prompt`.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class StateIndex:
         slots: int | None = None,
         ghosts: int = 4096,
     ) -> None: ...
-    def request(
+    def on_prompt(
         self,
         points: Iterable[int],
         depths: Iterable[int],
@@ -110,8 +110,8 @@ class StateIndex:
     def priority(self, state: int) -> float:
         """Return the true priority of `state`, pinned or not."""
 
-    def price(self, state: int) -> float:
-        """Return the price of `state` under learned, else its priority."""
+    def rank(self, state: int) -> float:
+        """Return what the lowest of is evicted next: learned's own measure, else the priority."""
 
     @property
     def order(self) -> str:

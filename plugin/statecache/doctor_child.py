@@ -62,7 +62,7 @@ def _blocks() -> ExtensionFound:
     from statecache import _blocks
 
     block = SimpleNamespace(block_id=0, ref_cnt=0, is_null=False)
-    queue = _blocks.StockQueue(_blocks.CachedBlocks([block]))
+    queue = _blocks.FifoQueue(_blocks.BlockHashIndex([block]))
     queue.append(block)
     if queue.popleft() is not block:
         raise RuntimeError("the native queue does not hand out the one block it holds")

@@ -1,6 +1,6 @@
 """The policy `learned` in plain Python: slow, obvious, and sharing no code with the C++.
 
-Each state is priced at the chance that it is the one resumed, for each unit of time it is kept,
+Each state is ranked by the chance that it is the one resumed, for each unit of time it is kept,
 times its gain. The chance is learnt by role, kind and age. What is evicted lives on as a *ghost*,
 without data, so that eviction cannot hide what would have been resumed. A *member* is a resident
 state or a ghost; its parent among the members is the nearest shallower one on its path.
@@ -69,7 +69,7 @@ class LearnedReference(ReferenceIndex):
     def points(self) -> int:
         return len(self._points)
 
-    def request(
+    def on_prompt(
         self,
         points: Sequence[int],
         depths: Sequence[int],
@@ -166,17 +166,17 @@ class LearnedReference(ReferenceIndex):
             if key in self._members:
                 self._forget(self._members[key])
 
-    def price(self, state: int) -> float:
+    def rank(self, state: int) -> float:
         return self._values()[self._resident(state).id][0]
 
     def next_victim(self) -> int | None:
         if self.order == "learned":
-            self._priced = self._values()
+            self._ranks = self._values()
         return super().next_victim()
 
     def _order(self, state: _State) -> tuple[float, ...]:
         if self.order == "learned":
-            return *self._priced[state.id], state.last_use
+            return *self._ranks[state.id], state.last_use
         if self.order == "lru":
             return (state.last_use,)
         return super()._order(state)
@@ -208,7 +208,7 @@ class LearnedReference(ReferenceIndex):
         return {m: _class_of(m, parent, children[m]) for m, parent in above.items()}
 
     def _values(self) -> dict[int, tuple[float, float]]:
-        """Return the price and the gain of every resident state."""
+        """Return the rank and the gain of every resident state."""
         index = {
             member: self._table.index(role, kind, age_bucket(self._now - member.last))
             for member, (role, kind) in self._classes().items()

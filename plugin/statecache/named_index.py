@@ -110,15 +110,15 @@ class NamedIndex:
         """The KV at the end of these prefixes is gone; none of them is resident."""
         self.index.drop(keys)
 
-    def request(
+    def on_prompt(
         self,
         keys: Sequence[int],
         depths: Sequence[int],
         resumable: int,
         admitted: Sequence[int],
     ) -> None:
-        """A prompt was admitted: as `StateIndex.request`."""
-        self.index.request(keys, depths, resumable, admitted)
+        """A prompt was admitted: as `StateIndex.on_prompt`."""
+        self.index.on_prompt(keys, depths, resumable, admitted)
 
     def begin_walk(self) -> None:
         """Start one eviction pass."""
@@ -134,8 +134,8 @@ class NamedIndex:
         self.index.end_walk()
 
     def priority(self, state: int) -> float:
-        """Return the price of `state`."""
-        return self.index.price(self._key[state])
+        """Return the rank of `state`."""
+        return self.index.rank(self._key[state])
 
     @property
     def watermark(self) -> float:

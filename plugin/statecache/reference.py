@@ -145,7 +145,7 @@ class ReferenceIndex:
             if point in self._states:
                 self.erase(point)
 
-    def request(
+    def on_prompt(
         self,
         points: Sequence[int],
         depths: Sequence[int],

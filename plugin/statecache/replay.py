@@ -130,7 +130,7 @@ class Player:
         hit = next((c for c in step.resumable if resident[c]), None)
         if self._learns:
             path_depths = [depths[c] for c in step.path]
-            index.request(step.path, path_depths, len(step.resumable), step.admitted)
+            index.on_prompt(step.path, path_depths, len(step.resumable), step.admitted)
         hit_tokens = 0
         if hit is not None:
             index.touch(hit)

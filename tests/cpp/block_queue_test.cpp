@@ -23,7 +23,7 @@ namespace {
 
 using Blocks = std::vector<Block>;
 
-CachedBlocks::Key key_of(std::string_view bytes) {
+BlockHashIndex::Key key_of(std::string_view bytes) {
   return {bytes, std::hash<std::string_view>()(bytes)};
 }
 
@@ -43,7 +43,7 @@ class Cache {
     keys_[block].clear();
   }
 
-  CachedBlocks blocks;
+  BlockHashIndex blocks;
 
  private:
   std::vector<std::string> keys_;
@@ -78,8 +78,8 @@ struct Pool {
   Blocks lost;
 };
 
-TEST(StockQueueTest, FirstInFirstOutButBlocksThatHoldNothingGoFirst) {
-  Pool<StockQueue> pool(4);
+TEST(FifoQueueTest, FirstInFirstOutButBlocksThatHoldNothingGoFirst) {
+  Pool<FifoQueue> pool(4);
   pool.cached({"1kv", "2kv"});
   EXPECT_EQ(pool.queue.in_order(), (Blocks{2, 3, 1, 0}));
   EXPECT_EQ(pool.queue.in_order(3), (Blocks{1, 0}));
@@ -88,15 +88,15 @@ TEST(StockQueueTest, FirstInFirstOutButBlocksThatHoldNothingGoFirst) {
   EXPECT_EQ(pool.queue.in_order(), (Blocks{2, 3, 1, 0}));
 }
 
-TEST(StockQueueTest, BlocksKeptApartGoFirst) {
-  Pool<StockQueue> pool(2);
-  pool.cache.blocks.set_apart(key_of("2kv"), true);
+TEST(FifoQueueTest, BlocksWithACheckpointGoFirst) {
+  Pool<FifoQueue> pool(2);
+  pool.cache.blocks.set_has_checkpoint(key_of("2kv"), true);
   pool.cached({"2kv", "1kv"});
   EXPECT_EQ(pool.take(1), Blocks{0});
 }
 
 TEST(BlockQueueTest, TheLastCopyIsLostOnce) {
-  Pool<StockQueue> pool(3);
+  Pool<FifoQueue> pool(3);
   pool.cached({"1kv", "1kv", "2kv"});
   EXPECT_EQ(pool.take(2), (Blocks{2, 1}));
   EXPECT_EQ(pool.lost, Blocks{2});
@@ -131,7 +131,7 @@ TEST(BlockQueueTest, ErrorsChangeNothing) {
 }
 
 TEST(BlockQueueTest, BlocksOfOneHitLeaveTogetherOneNamedTwiceOnce) {
-  Pool<StockQueue> pool(4);
+  Pool<FifoQueue> pool(4);
   pool.queue.remove(Blocks{2, 0, 2});
   EXPECT_EQ(pool.queue.in_order(), (Blocks{1, 3}));
   EXPECT_EQ(pool.queue.free_blocks(), 2U);
@@ -167,11 +167,11 @@ TEST(ReuseQueueTest, TheBlockFreedLastStaysAndTheOthersBecomeCopies) {
 
 TEST(ReuseQueueTest, ACopyThatWasKeptApartIsNoCopyInUse) {
   Pool<ReuseQueue> pool(4, "kv");
-  pool.cache.blocks.set_apart(key_of("1state"), true);
+  pool.cache.blocks.set_has_checkpoint(key_of("1state"), true);
   pool.take(3);
   pool.cache.set(0, "1state");
   pool.append({0});
-  pool.cache.blocks.none_apart();
+  pool.cache.blocks.clear_checkpoints();
   pool.cache.set(1, "1state");
   pool.cache.set(2, "2kv");
   pool.append({2, 1});
@@ -180,12 +180,12 @@ TEST(ReuseQueueTest, ACopyThatWasKeptApartIsNoCopyInUse) {
 
 TEST(ReuseQueueTest, TheOlderKindGoes) {
   Pool<ReuseQueue> pool(2, "kv");
-  pool.queue.set_fresh_is_proven(true);
+  pool.queue.set_start_protected(true);
   pool.cached({"1kv"});
-  pool.queue.set_fresh_is_proven(false);
+  pool.queue.set_start_protected(false);
   pool.cached({"2kv"});
   EXPECT_EQ(pool.queue.in_order(), (Blocks{0, 1}));
-  EXPECT_EQ(pool.take(1), Blocks{1});  // of the same age: the unproven one
+  EXPECT_EQ(pool.take(1), Blocks{1});  // of the same age: the one on probation
   pool.queue.looked_up({});
   pool.cache.set(1, "3kv");
   pool.append({1});
@@ -195,15 +195,16 @@ TEST(ReuseQueueTest, TheOlderKindGoes) {
 TEST(ReuseQueueTest, TheLastBlockOfAKeyIsRememberedAlthoughItsCopyWentInTheSameCall) {
   Pool<ReuseQueue> pool(3, "kv");
   pool.cached({"1kv", "2kv"});
-  pool.queue.set_fresh_is_proven(true);
+  pool.queue.set_start_protected(true);
   EXPECT_EQ(pool.take(1), Blocks{2});
   pool.cache.set(2, "1kv");
   pool.append({2});
-  EXPECT_EQ(pool.queue.in_order(), (Blocks{0, 2, 1}));  // a copy, a proven block, a fresh one
+  EXPECT_EQ(pool.queue.in_order(),
+            (Blocks{0, 2, 1}));  // a duplicate, a protected block, one on probation
   Blocks taken(3);
   pool.queue.take(taken, nullptr);
   EXPECT_EQ(taken, (Blocks{0, 1, 2}));
-  // Being missed counts for proven blocks, of which block 2 was one.
+  // Being missed counts for protected blocks, of which block 2 was one.
   const std::vector<std::string_view> missing{"1"};
   pool.queue.looked_up(missing);
   for (int i = 0; i < 63; ++i) pool.queue.looked_up({});
@@ -212,9 +213,9 @@ TEST(ReuseQueueTest, TheLastBlockOfAKeyIsRememberedAlthoughItsCopyWentInTheSameC
 
 TEST(ReuseQueueTest, TheRatioFollowsWhatIsMissed) {
   Pool<ReuseQueue> pool(2, "kv");
-  pool.queue.set_fresh_is_proven(true);
+  pool.queue.set_start_protected(true);
   pool.cached({"1kv"});
-  pool.queue.set_fresh_is_proven(false);
+  pool.queue.set_start_protected(false);
   pool.cached({"2kv"});
   EXPECT_FALSE(pool.queue.watches());
   pool.take(2);
@@ -346,7 +347,7 @@ TEST(GdsQueueTest, AStateToldOfTooLateGoesWithItsFirstBlock) {
 TEST(GdsQueueTest, ABlockKeptApartGoesFirstAndTakesItsStateAlong) {
   GdsPool gds(3);
   auto& pool = gds.pool;
-  for (const char* key : {"1a", "1b"}) pool.cache.blocks.set_apart(key_of(key), true);
+  for (const char* key : {"1a", "1b"}) pool.cache.blocks.set_has_checkpoint(key_of(key), true);
   pool.take(3);
   pool.cache.set(0, "1kv");
   pool.cache.set(1, "1a");
@@ -428,8 +429,8 @@ void random_traffic(Pool<Queue>& pool, Committed committed, unsigned seed) {
 
 TEST(BlockQueueTest, NoBlockIsLostOrDoubledInRandomTraffic) {
   const auto nothing = [](const std::string&) {};
-  Pool<StockQueue> stock(16);
-  random_traffic(stock, nothing, 1);
+  Pool<FifoQueue> fifo(16);
+  random_traffic(fifo, nothing, 1);
   Pool<ReuseQueue> reuse(16, "a");
   random_traffic(reuse, nothing, 2);
   GdsPool gds(16);

@@ -15,11 +15,11 @@ constexpr StateId A = 1, B = 2;
 TEST(LearnedIndexTest, AnEndIsWorthMoreThanWhatLiesBetween) {
   LearnedIndex index(CostModel(1, 0), std::nullopt, 8);
   const std::vector<StateId> path = {A, B};
-  index.request(path, std::vector<int64_t>{8192, 9216}, 1, path);
+  index.on_prompt(path, std::vector<int64_t>{8192, 9216}, 1, path);
   index.insert(A, 8192, std::nullopt, {});
   index.insert(B, 9216, A, {}, true);
-  EXPECT_NEAR(index.price(A), 8192 * 0.25 * 0.05, 1e-9);  // no end, by the priors alone
-  EXPECT_NEAR(index.price(B), 1024 * 0.25, 1e-9);
+  EXPECT_NEAR(index.rank(A), 8192 * 0.25 * 0.05, 1e-9);  // no end, by the priors alone
+  EXPECT_NEAR(index.rank(B), 1024 * 0.25, 1e-9);
   EXPECT_EQ(index.evict(1), std::vector<StateId>{A});
   EXPECT_EQ(index.ghosts(), 1U);
   index.check();
@@ -28,7 +28,8 @@ TEST(LearnedIndexTest, AnEndIsWorthMoreThanWhatLiesBetween) {
 TEST(LearnedIndexTest, AFailedRequestChangesNothing) {
   LearnedIndex index(CostModel(), 4, 8);
   const std::vector<StateId> path = {A, B};
-  EXPECT_THROW(index.request(path, std::vector<int64_t>{512, 512}, 1, path), std::invalid_argument);
+  EXPECT_THROW(index.on_prompt(path, std::vector<int64_t>{512, 512}, 1, path),
+               std::invalid_argument);
   EXPECT_EQ(index.points(), 0U);
   EXPECT_THROW(LearnedIndex(CostModel(), 0, 8), std::invalid_argument);
   EXPECT_THROW(LearnedIndex(CostModel(), 4, -1), std::invalid_argument);

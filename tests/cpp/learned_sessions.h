@@ -30,7 +30,7 @@ class LearnedSessions {
     for (size_t point = 1; point <= path.size(); ++point) {
       depths_.push_back(static_cast<int64_t>(point) * 8192);
     }
-    index_.request(path, depths_, std::ssize(path) - 1, path);
+    index_.on_prompt(path, depths_, std::ssize(path) - 1, path);
     depths_offered_ += path.size();
     size_t resident = path.size() - 1;  // how many points the one resumed from is deep
     while (resident > 0 && !index_.contains(path[resident - 1])) --resident;

@@ -186,7 +186,7 @@ class Pair:
         elif kind == "apart" and rng.random() < 0.1:
             key = rng.choice(KEYS)
             self.plain.apart ^= {key}
-            self.pool.cached.set_apart(key, key in self.plain.apart)
+            self.pool.cached.set_has_checkpoint(key, key in self.plain.apart)
 
     def check(self):
         order = [block.block_id for block in self.queue.get_all_free_blocks()]

@@ -81,7 +81,7 @@ def test_same_order_through_phases(
         key = next(fresh) if key is None else key
         keys = [key, *(next(fresh) for _ in blocks[1:])]
         depths = [BLOCK * depth for depth in blocks]
-        pair.call("request", keys, depths, len(keys) - 1, keys)
+        pair.call("on_prompt", keys, depths, len(keys) - 1, keys)
         for seen, now in ((orders, pair.native.order), (lived, guard._home)):
             if seen[-1] != now:
                 seen.append(now)

@@ -38,7 +38,7 @@ class Logged:
 
     def evict(self, n):
         victims = self._index.evict(n)
-        prices = [self._index.price(v).hex() for v in victims if v in self._index]
+        prices = [self._index.rank(v).hex() for v in victims if v in self._index]
         print(victims, self._index.watermark.hex(), self._index.order, prices)
         return victims
 
@@ -47,7 +47,7 @@ tree = PrefixTree.of(read_trace(sys.argv[1]))
 index = Logged()
 play(make_plan(tree, kv_timeline(tree, 2_000_000), "dense"), index, 24, learns=True)
 for state in sorted(s for s in range(len(tree.parents)) if s in index._index):
-    print(state, index.price(state).hex())
+    print(state, index.rank(state).hex())
 """
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from block_pool import Block, Pool
 from statecache import StateIndex
-from statecache._blocks import CachedBlocks, GdsQueue, ReuseQueue, StockQueue
+from statecache._blocks import BlockHashIndex, FifoQueue, GdsQueue, ReuseQueue
 
 
 def pool_of(total, queue_of, *more):
@@ -24,8 +24,8 @@ def reuse(total):
     return pool_of(total, ReuseQueue, b"kv")
 
 
-def stock(total):
-    return pool_of(total, StockQueue)
+def fifo(total):
+    return pool_of(total, FifoQueue)
 
 
 def gds(total):
@@ -33,10 +33,10 @@ def gds(total):
     return pool_of(total, GdsQueue, StateIndex(), [b"a", b"b"])
 
 
-def cached(pool, *keys, proven=None):
+def cached(pool, *keys, protected=None):
     """Blocks that a request computed and let go, the last one first."""
-    if proven is not None:
-        pool.queue.fresh_is_proven = proven
+    if protected is not None:
+        pool.queue.start_protected = protected
     blocks = pool.allocate(len(keys))
     for block, key in zip(blocks, keys, strict=True):
         pool.set_hash(block, key)
@@ -72,27 +72,27 @@ def test_a_copy_goes_first_while_another_one_is_in_use():
     assert order(pool) == [1, 2]
 
 
-def test_with_equal_ages_the_unproven_block_goes():
+def test_with_equal_ages_the_block_on_probation_goes():
     pool = reuse(2)
-    cached(pool, b"1kv", proven=True)
-    cached(pool, b"2kv", proven=False)
+    cached(pool, b"1kv", protected=True)
+    cached(pool, b"2kv", protected=False)
     assert pool.queue.popleft().block_hash == b"2kv"
 
 
-def test_an_older_proven_block_goes_before_a_younger_unproven_one():
-    """Ages 2 and 1 at the ratio 1: 1*1 < 1*2, so the proven one."""
+def test_an_older_protected_block_goes_before_a_younger_one_on_probation():
+    """Ages 2 and 1 at the ratio 1: 1*1 < 1*2, so the protected one."""
     pool = reuse(2)
-    cached(pool, b"1kv", proven=True)
+    cached(pool, b"1kv", protected=True)
     pool.queue.looked_up([])
-    cached(pool, b"2kv", proven=False)
+    cached(pool, b"2kv", protected=False)
     assert pool.queue.popleft().block_hash == b"1kv"
 
 
-def test_the_ratio_rises_when_proven_blocks_are_missed_and_unproven_ones_are_not():
-    """One of each is dropped, the proven one asked for: 1*1 > 0*1 at the 64th lookup."""
+def test_the_ratio_rises_when_protected_blocks_are_missed_and_those_on_probation_are_not():
+    """One of each is dropped, the protected one asked for: 1*1 > 0*1 at the 64th lookup."""
     pool = reuse(2)
-    cached(pool, b"1kv", proven=True)
-    cached(pool, b"2kv", proven=False)
+    cached(pool, b"1kv", protected=True)
+    cached(pool, b"2kv", protected=False)
     pool.allocate(2)
     pool.queue.looked_up([b"1"])
     assert pool.queue.ratio == 0
@@ -105,7 +105,7 @@ def test_the_ratio_rises_when_proven_blocks_are_missed_and_unproven_ones_are_not
 def test_what_was_dropped_as_many_allocations_ago_as_there_are_blocks_is_forgotten(further, ratio):
     """Of 2 blocks kv1 is dropped by the 4th allocation; after the 6th it is 2 allocations old."""
     pool = reuse(2)
-    cached(pool, b"1kv", b"2kv", proven=True)
+    cached(pool, b"1kv", b"2kv", protected=True)
     pool.free(pool.allocate(2))
     for _ in range(further):
         pool.free(pool.allocate(1))
@@ -114,7 +114,7 @@ def test_what_was_dropped_as_many_allocations_ago_as_there_are_blocks_is_forgott
     assert pool.queue.ratio == ratio
 
 
-def test_a_block_that_was_hit_is_proven():
+def test_a_block_that_was_hit_is_protected():
     pool = reuse(2)
     cached(pool, b"1kv")
     cached(pool, b"2kv")
@@ -124,15 +124,15 @@ def test_a_block_that_was_hit_is_proven():
     assert pool.queue.popleft().block_hash == b"2kv"
 
 
-@pytest.mark.parametrize("make", [reuse, stock, gds])
+@pytest.mark.parametrize("make", [reuse, fifo, gds])
 def test_blocks_kept_elsewhere_go_before_other_cached_ones(make):
     pool = make(3)
-    pool.cached.set_apart(b"1state", True)
+    pool.cached.set_has_checkpoint(b"1state", True)
     cached(pool, b"1kv", b"1state", b"2kv")
     assert pool.queue.popleft().block_hash == b"1state"
 
 
-@pytest.mark.parametrize("make", [reuse, stock, gds])
+@pytest.mark.parametrize("make", [reuse, fifo, gds])
 def test_the_last_copy_of_a_key_is_told_when_it_goes(make):
     pool = make(3)
     gone = []
@@ -147,7 +147,7 @@ def test_the_last_copy_of_a_key_is_told_when_it_goes(make):
     assert gone == [b"1kv", b"2kv"]
 
 
-@pytest.mark.parametrize("make", [reuse, stock, gds])
+@pytest.mark.parametrize("make", [reuse, fifo, gds])
 def test_two_copies_that_go_together_are_told_once(make):
     pool = make(2)
     gone = []
@@ -160,7 +160,7 @@ def test_two_copies_that_go_together_are_told_once(make):
     assert gone == [b"1kv"]
 
 
-@pytest.mark.parametrize("make", [reuse, stock, gds])
+@pytest.mark.parametrize("make", [reuse, fifo, gds])
 def test_no_more_blocks_than_there_are(make):
     pool = make(2)
     with pytest.raises(ValueError, match="3 blocks asked for, 2 are free"):
@@ -172,7 +172,7 @@ def test_no_more_blocks_than_there_are(make):
         pool.queue.remove(pool.blocks[0])
 
 
-@pytest.mark.parametrize("make", [reuse, stock, gds])
+@pytest.mark.parametrize("make", [reuse, fifo, gds])
 def test_the_blocks_of_a_hit_leave_together_or_not_at_all(make):
     """Of 5 blocks 0 is in use and only counted; 1, named twice, and 2 leave; 3 is null."""
     pool = make(5)
@@ -221,7 +221,7 @@ def test_uses_are_counted_on_blocks_without_slots_and_beyond_small_numbers():
 
     for kind in (Plain, Computed, Block):
         blocks = [kind(0), kind(1)]
-        queue = StockQueue(CachedBlocks(blocks))
+        queue = FifoQueue(BlockHashIndex(blocks))
         queue.append_n(blocks)
         for _ in range(1000):
             queue.touch(blocks[:1])
@@ -248,7 +248,7 @@ def test_a_list_that_a_block_changes_when_it_is_asked_is_read_as_it_was(name):
             return self.number
 
     blocks = [Emptying(number) for number in range(1000)]
-    queue = StockQueue(CachedBlocks(blocks))
+    queue = FifoQueue(BlockHashIndex(blocks))
     if name == "touch":
         queue.append_n(blocks)
     given += blocks
@@ -258,7 +258,7 @@ def test_a_list_that_a_block_changes_when_it_is_asked_is_read_as_it_was(name):
     assert {block.ref_cnt for block in blocks} == {1 if name == "touch" else 0}
 
 
-@pytest.mark.parametrize("make", [reuse, stock, gds])
+@pytest.mark.parametrize("make", [reuse, fifo, gds])
 def test_a_use_that_cannot_be_counted_takes_back_the_others(make):
     """Block 0 is in use, 1 and 2 are free; 3 is in use as often as can be counted."""
     pool = make(5)
@@ -292,7 +292,7 @@ def test_a_block_that_refuses_its_count_takes_back_the_others():
             self.uses = uses
 
     blocks = [Refusing(number) for number in range(4)]
-    queue = StockQueue(CachedBlocks(blocks))
+    queue = FifoQueue(BlockHashIndex(blocks))
     queue.append_n(blocks)
     blocks[2].refuses = (1,)
     for refuses, uses in (((), [0, 0, 0, 0]), ((0,), [1, 0, 0, 0])):
@@ -303,7 +303,7 @@ def test_a_block_that_refuses_its_count_takes_back_the_others():
         assert queue.get_all_free_blocks() == blocks
 
 
-@pytest.mark.parametrize("make", [reuse, stock, gds])
+@pytest.mark.parametrize("make", [reuse, fifo, gds])
 def test_after_a_reset_no_block_has_a_key(make):
     pool = make(3)
     cached(pool, b"1kv", b"2kv")
@@ -322,8 +322,8 @@ def test_a_block_whose_hash_was_cleared_goes_first():
     assert len(pool.allocate(2)) == 2
 
 
-def test_stock_is_first_in_first_out_and_puts_blocks_without_a_hash_in_front():
-    pool = stock(4)
+def test_fifo_is_first_in_first_out_and_puts_blocks_without_a_hash_in_front():
+    pool = fifo(4)
     cached(pool, b"1kv", b"2kv")
     assert order(pool) == [2, 3, 1, 0]
     bare = pool.allocate(2)
@@ -332,7 +332,7 @@ def test_stock_is_first_in_first_out_and_puts_blocks_without_a_hash_in_front():
 
 
 def test_errors_of_each_kind_change_nothing():
-    pool = stock(2)
+    pool = fifo(2)
     taken, other = pool.allocate(1)[0], Pool(2).blocks[0]
     for call, error, words in (
         (lambda: pool.queue.append(pool.blocks[1]), RuntimeError, "block 1 is free already"),
@@ -352,7 +352,7 @@ def test_blocks_are_handed_out_whatever_the_listener_does():
     def listener(key):
         raise OSError(key)
 
-    pool = stock(2)
+    pool = fifo(2)
     cached(pool, b"1kv")
     pool.queue.lost = listener
     assert [b.block_id for b in pool.allocate(2)] == [1, 0]
@@ -364,7 +364,7 @@ def test_what_a_listener_returns_is_let_go_and_it_may_take_blocks():
     class Answer:
         pass
 
-    pool, answers, told = stock(5), [], []
+    pool, answers, told = fifo(5), [], []
     cached(pool, b"5kv", b"4kv", b"3kv", b"2kv", b"1kv")
 
     def listener(key):
@@ -381,14 +381,14 @@ def test_what_a_listener_returns_is_let_go_and_it_may_take_blocks():
 
 
 def test_a_list_of_blocks_that_is_changed_changes_no_queue():
-    pool = stock(3)
+    pool = fifo(3)
     blocks = list(pool.blocks)
     pool.blocks.clear()
     assert pool.queue.popleft_n(3) == blocks
 
 
 def test_more_blocks_than_memory_holds_are_refused_like_any_others():
-    pool = stock(1)
+    pool = fifo(1)
     for n in (2**40, 2**63):
         with pytest.raises(ValueError, match=f"{n} blocks asked for, 1 are free"):
             pool.queue.popleft_n(n)
@@ -412,13 +412,13 @@ def test_a_cache_that_drops_keys_without_a_word_stops_no_queue():
         assert len(set(order(pool))) == pool.queue.num_free_blocks == 4 - len(used)
 
 
-@pytest.mark.parametrize("make", [reuse, stock, gds])
+@pytest.mark.parametrize("make", [reuse, fifo, gds])
 def test_a_queue_cannot_be_copied(make):
     pool = make(2)
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         with pytest.raises(TypeError, match="cannot be pickled"):
             pickle.dumps(pool.queue, protocol)
-        with pytest.raises(TypeError, match="CachedBlocks"):
+        with pytest.raises(TypeError, match="BlockHashIndex"):
             pickle.dumps(pool.cached, protocol)
     with pytest.raises(TypeError):
         copy.copy(pool.queue)
@@ -466,7 +466,7 @@ def test_gds_with_a_state_in_the_index_that_it_was_not_told_of_changes_nothing()
     assert pool.queue.num_free_blocks == 3
 
 
-@pytest.mark.parametrize("make", [reuse, stock, gds])
+@pytest.mark.parametrize("make", [reuse, fifo, gds])
 def test_a_pool_and_its_queue_are_collected_together(make):
     """A block of vLLM knows its pool, and the pool its queue."""
     pool = make(2)

@@ -1,7 +1,7 @@
 """The rules of `learned`, each on a few events, worked by hand.
 
 The cost model is 1 second a token and nothing quadratic, so the gain of a state is its distance in
-tokens to the nearest shallower state. A price is worth times gain.
+tokens to the nearest shallower state. A rank is worth times gain.
 
 The table starts with its priors alone. A state that was the end of a prompt and has nothing below
 it (role 0) is resumed with a chance of 1/4 a request below an age of 2 requests, by the prior of
@@ -33,7 +33,7 @@ def make(request: pytest.FixtureRequest) -> Make:
 def ask(index: Index, *path: tuple[int, int]) -> None:
     """Look up a prompt through these points; its last one is its end, and all are admitted."""
     keys, depths = [key for key, _ in path], [depth for _, depth in path]
-    index.request(keys, depths, len(path) - 1, keys)
+    index.on_prompt(keys, depths, len(path) - 1, keys)
 
 
 class Saved:
@@ -62,7 +62,7 @@ def guard_of(saved: Sequence[tuple[int, int, int]]) -> Guard:
 
 
 def worth(index: Index, state: int, gain: int) -> float:
-    return index.price(state) / gain
+    return index.rank(state) / gain
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_what_is_no_path_changes_nothing(make: Make, wrong: tuple[list[int], ...
     index = make()
     ask(index, (A, 512))
     with pytest.raises(ValueError, match=r"point|resumable|depths"):
-        index.request(*wrong)
+        index.on_prompt(*wrong)
     assert index.points == 1
 
 
@@ -297,10 +297,10 @@ def test_other_policies_ignore_what_learned_asks_for() -> None:
     index.insert(B, 1024, A)
     index.touch(A, end=True)
     assert (index.order, index.ghosts, index.points) == ("gds", 0, 0)
-    assert index.price(B) == 512
+    assert index.rank(B) == 512
     index.drop([A, 77])
     assert len(index) == 1
-    assert index.price(B) == 1024
+    assert index.rank(B) == 1024
 
 
 def test_following_gds_takes_the_stamps_of_its_shadow(make: Make) -> None:

@@ -89,7 +89,7 @@ assert not {"statecache", "sglang", "torch"} & set(sys.modules)
         ("_index", "StateIndex", "watermark"),
         *(
             ("_blocks", queue, use)
-            for queue in ("StockQueue", "ReuseQueue", "GdsQueue")
+            for queue in ("FifoQueue", "ReuseQueue", "GdsQueue")
             for use in ("num_free_blocks", "lost", "get_all_free_blocks", "remove", "popleft")
         ),
         ("_blocks", "ReuseQueue", "ratio"),
@@ -120,10 +120,10 @@ def test_every_bound_class_is_checked() -> None:
     bound = {name for m in (_index, _blocks) for name, x in vars(m).items() if isinstance(x, type)}
     assert bound == {
         "BlockQueue",  # the base of the queues
-        "CachedBlocks",  # made by __new__ itself
+        "BlockHashIndex",  # made by __new__ itself
         "CostModel",
         "GdsQueue",
         "ReuseQueue",
         "StateIndex",
-        "StockQueue",
+        "FifoQueue",
     }

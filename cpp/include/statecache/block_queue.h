@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "statecache/cached_blocks.h"
+#include "statecache/block_hash_index.h"
 
 namespace statecache {
 
@@ -113,15 +113,15 @@ class BlockQueue {
   static constexpr List kFree = 0;  // in every order the list of blocks that hold nothing
 
   // `cache` must outlive the queue.
-  BlockQueue(List lists, const CachedBlocks& cache)
+  BlockQueue(List lists, const BlockHashIndex& cache)
       : lists_(cache.blocks(), lists), cache_(cache) {}
 
   // Puts `block` into the list it belongs to. `key` is that of what it holds, kNone for nothing.
-  virtual void place(Block block, CachedBlocks::Number key) = 0;
+  virtual void place(Block block, BlockHashIndex::Number key) = 0;
   // The block to hand out; there is one.
   virtual Block next() = 0;
   // `block` has left the list `from` and is handed out; `last`: as the last one under its key.
-  virtual void handed_out(Block block, List from, CachedBlocks::Number key, bool last) = 0;
+  virtual void handed_out(Block block, List from, BlockHashIndex::Number key, bool last) = 0;
   // `block` leaves its list, since it was hit, ...
   virtual void hit(Block block) = 0;
   // ... or stays free and holds nothing any more.
@@ -132,7 +132,7 @@ class BlockQueue {
   void require_block(Block block) const;
 
   BlockLists lists_;
-  const CachedBlocks& cache_;
+  const BlockHashIndex& cache_;
 
  private:
   struct Going {  // copies handed out in one call, which are in the cache still
@@ -142,7 +142,7 @@ class BlockQueue {
 
   void require_free(Block block) const;
   void require_new(std::span<const Block> blocks);
-  bool is_last(CachedBlocks::Number key);
+  bool is_last(BlockHashIndex::Number key);
 
   size_t free_ = 0;
   uint64_t call_ = 0;  // of take()
@@ -151,14 +151,14 @@ class BlockQueue {
 };
 
 // First in, first out, but blocks kept elsewhere too go first.
-class StockQueue final : public BlockQueue {
+class FifoQueue final : public BlockQueue {
  public:
-  explicit StockQueue(const CachedBlocks& cache) : BlockQueue(1, cache) {}
+  explicit FifoQueue(const BlockHashIndex& cache) : BlockQueue(1, cache) {}
 
  private:
-  void place(Block block, CachedBlocks::Number key) override;
+  void place(Block block, BlockHashIndex::Number key) override;
   Block next() override { return lists_.front(kFree); }
-  void handed_out(Block, List, CachedBlocks::Number, bool) override {}
+  void handed_out(Block, List, BlockHashIndex::Number, bool) override {}
   void hit(Block) override {}
   void emptied(Block) override {}
   void forget() override {}

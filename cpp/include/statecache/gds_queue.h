@@ -24,7 +24,7 @@ namespace statecache {
 class GdsQueue final : public BlockQueue {
  public:
   // `index` must outlive the queue. `endings` are those of the groups, none the end of another.
-  GdsQueue(const CachedBlocks& cache, StateIndex& index, std::vector<std::string> endings);
+  GdsQueue(const BlockHashIndex& cache, StateIndex& index, std::vector<std::string> endings);
 
   // `state` has been inserted into the index: it is what the blocks with this name hold, in use
   // now. Throws UnknownState, or std::invalid_argument for a name or a state told of already.
@@ -54,9 +54,9 @@ class GdsQueue final : public BlockQueue {
     size_t group = 0;
   };
 
-  void place(Block block, CachedBlocks::Number key) override;
+  void place(Block block, BlockHashIndex::Number key) override;
   Block next() override;
-  void handed_out(Block block, List from, CachedBlocks::Number key, bool last) override;
+  void handed_out(Block block, List from, BlockHashIndex::Number key, bool last) override;
   void hit(Block block) override;
   void emptied(Block block) override;
   void forget() override;

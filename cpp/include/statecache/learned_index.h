@@ -41,8 +41,8 @@ class LearnedIndex final : public StateIndex {
   // `admitted` are those of them that will be offered for caching, shallowest first, wherever it
   // resumes; the last one is the prompt's end. O(points). Throws std::invalid_argument for what is
   // no path, changing nothing.
-  void request(std::span<const StateId> points, std::span<const int64_t> depths, int64_t resumable,
-               std::span<const StateId> admitted) override;
+  void on_prompt(std::span<const StateId> points, std::span<const int64_t> depths,
+                 int64_t resumable, std::span<const StateId> admitted) override;
   void insert(StateId state, int64_t depth, std::optional<StateId> parent,
               std::span<const StateId> children, bool end = false) override;
   void touch(StateId state, bool end = false) override;
@@ -54,7 +54,7 @@ class LearnedIndex final : public StateIndex {
   // Of two entries of a heap, guard included, since construction.
   uint64_t comparisons() const;
   // The price of a state under `learned`, whoever is followed.
-  double price(StateId state) const;
+  double rank(StateId state) const;
   void check() const override;
 
  private:

@@ -24,15 +24,15 @@ class Ghosts {
   bool empty() const { return newest_ == 0; }
   void clear();
   // `now` counts the times a block was handed out; it never repeats.
-  void put(std::string_view key, bool proven, uint64_t now);
-  // Of each key, what was dropped less than n times ago; it is forgotten. Counts them, unproven and
-  // proven.
+  void put(std::string_view key, bool is_protected, uint64_t now);
+  // Of each key, what was dropped less than n times ago; it is forgotten. Counts those on
+  // probation and those protected.
   std::array<uint64_t, 2> take(std::span<const std::string_view> keys, uint64_t now);
 
  private:
   struct Entry {  // small, since each call meets another one
     uint32_t tag = 0;
-    uint32_t dropped = 0;  // twice the time since the table began, and 1 if proven; 0: nothing
+    uint32_t dropped = 0;  // twice the time since the table began, and 1 if protected; 0: nothing
   };
   struct Table {
     Entry& find(uint64_t hash);
@@ -45,9 +45,9 @@ class Ghosts {
 
   struct Dropped {
     uint64_t hash, now;
-    bool proven;
+    bool is_protected;
   };
-  void write(const Dropped& one);
+  void write(const Dropped& ghost);
 
   uint64_t n_;
   uint64_t newest_ = 0;  // when something was dropped last; 0: never
@@ -56,21 +56,21 @@ class Ghosts {
   std::vector<uint64_t> hashes_;    // of the keys of one call
 };
 
-// Blocks that hold nothing first, then copies, then what was never reused before what was.
+// Blocks that hold nothing first, then duplicates, then what was never reused before what was.
 //
 // A second block with the same key can serve nothing that the first one does not. Of the rest,
-// blocks of requests that resumed from at least 3/4 of their prompt ("proven") are likelier to be
-// used again than fresh ones. Both kinds have a list of their own, by time of release, and the
-// ratio of ages at which they are exchanged is learnt from what is asked for after it was dropped.
-// All in integers; every call is O(1) a block.
+// blocks of requests that resumed from at least 3/4 of their prompt ("protected") are likelier to
+// be used again than those "on probation". Both kinds have a list of their own, by time of release,
+// and the ratio of ages at which they are exchanged is learnt from what is asked for after it was
+// dropped. All in integers; every call is O(1) a block.
 class ReuseQueue final : public BlockQueue {
  public:
   // Of keys that end with `ending` it is watched whether they are asked for again.
-  ReuseQueue(const CachedBlocks& cache, std::string ending);
+  ReuseQueue(const BlockHashIndex& cache, std::string ending);
 
-  // Whether blocks handed out from now on are proven from the start.
-  void set_fresh_is_proven(bool proven) { fresh_is_proven_ = proven; }
-  bool fresh_is_proven() const { return fresh_is_proven_; }
+  // Whether blocks handed out from now on are protected from the start.
+  void set_start_protected(bool start_protected) { start_protected_ = start_protected; }
+  bool start_protected() const { return start_protected_; }
 
   // A request was looked up for the first time. `missing` are the keys, without their ending, that
   // it could have used and that are not in the cache.
@@ -79,25 +79,25 @@ class ReuseQueue final : public BlockQueue {
   bool watches() const { return !ghosts_.empty(); }
 
   // A request resumes from this block, which is in use already.
-  void mark_proven(Block block);
+  void mark_protected(Block block);
 
-  // How much older, in steps, a proven block must be to go before an unproven one.
+  // How much older, in steps, a protected block must be to go before one on probation.
   int ratio() const { return ratio_; }
 
  private:
-  static constexpr List kCopies = 1, kProven = 2, kUnproven = 3;
+  static constexpr List kDuplicates = 1, kProtected = 2, kProbation = 3;
 
-  // The free blocks of a key that has several: how many are in kCopies or kFree, and the one that
-  // is in kProven or kUnproven. The only block of a key has no family; once there is another one,
-  // it is the first.
+  // The free blocks of a key that has several: how many are in kDuplicates or kFree, and the one
+  // that is in kProtected or kProbation. The only block of a key has no family; once there is
+  // another one, it is the first.
   struct Family {
-    uint32_t copies = 0;
+    uint32_t duplicates = 0;
     Block main = kNoBlock;
   };
-  // In the node of a block: whether it is proven (`marked`), the clock when it was freed (`time`),
-  // and, while it is free, the key whose family it belongs to (`note`).
-  using Key = CachedBlocks::Number;
-  static constexpr Key kNoFamily = CachedBlocks::kNone;
+  // In the node of a block: whether it is protected (`marked`), the clock when it was freed
+  // (`time`), and, while it is free, the key whose family it belongs to (`note`).
+  using Key = BlockHashIndex::Number;
+  static constexpr Key kNoFamily = BlockHashIndex::kNone;
 
   void place(Block block, Key key) override;
   Block next() override;
@@ -106,7 +106,7 @@ class ReuseQueue final : public BlockQueue {
   void emptied(Block block) override;
   void forget() override;
 
-  List place_of_copy(Block block, Key key, List list);
+  List place_of_duplicate(Block block, Key key, List list);
   void leave_family(Block block);
   void learn();
 
@@ -115,9 +115,9 @@ class ReuseQueue final : public BlockQueue {
   Ghosts ghosts_;
   uint64_t clock_ = 0;  // requests looked up
   uint64_t handed_out_ = 0;
-  bool fresh_is_proven_ = false;
+  bool start_protected_ = false;
   int ratio_ = 0;
-  // Unproven, proven: dropped and asked for again; dropped.
+  // On probation, protected: dropped and asked for again; dropped.
   std::array<uint64_t, 2> used_{}, dropped_{};
 };
 

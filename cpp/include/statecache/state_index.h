@@ -61,8 +61,8 @@ class StateIndex {
   StateIndex& operator=(const StateIndex&) = delete;
 
   // A prompt was looked up. For the policy `learned` (see learned_index.h); others ignore it.
-  virtual void request(std::span<const StateId> points, std::span<const int64_t> depths,
-                       int64_t resumable, std::span<const StateId> admitted);
+  virtual void on_prompt(std::span<const StateId> points, std::span<const int64_t> depths,
+                         int64_t resumable, std::span<const StateId> admitted);
 
   // Makes `state` resident at `depth` tokens (0 .. kMaxDepth) and stamps it. `parent` is the
   // nearest shallower resident state on its path; `children` are all states that now sit directly

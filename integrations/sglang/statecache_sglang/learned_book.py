@@ -79,7 +79,7 @@ class LearnedBook(StateBook):
         keys, depths, admitted = self._prefixes.path(tokens, space, offered)
         # The last token of a prompt is always computed.
         resumable = bisect_right(depths, len(tokens) - 1)
-        self._named.request(keys, depths, resumable, admitted)
+        self._named.on_prompt(keys, depths, resumable, admitted)
         if hit in self:
             self._named.touch(hit)
 

@@ -21,7 +21,7 @@ class GdsQueue(_blocks.GdsQueue):
 
     def __init__(
         self,
-        cached: _blocks.CachedBlocks,
+        cached: _blocks.BlockHashIndex,
         settings: Settings,
         block_tokens: int,
         endings: Sequence[bytes],

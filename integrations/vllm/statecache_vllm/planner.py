@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from statecache._blocks import BlockQueue, CachedBlocks, ReuseQueue, StockQueue
+from statecache._blocks import BlockHashIndex, BlockQueue, FifoQueue, ReuseQueue
 from statecache.errors import stop
 from statecache.seam import watch
 from statecache.settings import Settings
@@ -106,7 +106,7 @@ class Planner:
         self.book = None
         self._hit.clear()
         if self.queue is not None:
-            self.guard.wrap(self._cached.none_apart, lambda: None)()
+            self.guard.wrap(self._cached.clear_checkpoints, lambda: None)()
 
     def _hand_over(self, *_: object) -> Any:
         """Give the pool vLLM's own queue; return it."""
@@ -141,13 +141,13 @@ class Planner:
         """Return the queue of the order, None where vLLM's own does all that is asked for."""
         if self._settings.block_order == "stock" and self.book is None:
             return None
-        self._cached = CachedBlocks(self._pool.blocks)
+        self._cached = BlockHashIndex(self._pool.blocks)
         if self._settings.block_order == "reuse":
             return ReuseQueue(self._cached, self._kv_endings[0] if self._kv_endings else b"")
         if self._settings.block_order == "gds":
             endings = [seams.key_of(b"", group) for group in self._states]
             return GdsQueue(self._cached, self._settings, self._block, endings)
-        return StockQueue(self._cached)
+        return FifoQueue(self._cached)
 
     def _take_over(self, queue: BlockQueue) -> None:
         pool, manager = self._pool, self._manager
@@ -220,7 +220,7 @@ class Planner:
         if self.queue is None:
             return
         for group in self._states:
-            self._cached.set_apart(seams.key_of(block_hash, group), resident)
+            self._cached.set_has_checkpoint(seams.key_of(block_hash, group), resident)
 
     # Lookups.
 

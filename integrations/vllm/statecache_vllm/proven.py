@@ -52,11 +52,11 @@ class ProvenRequests:
         def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
             if request.request_id not in proven:
                 return original(request, *args, **kwargs)
-            queue.fresh_is_proven = True
+            queue.start_protected = True
             try:
                 return original(request, *args, **kwargs)
             finally:
-                queue.fresh_is_proven = False
+                queue.start_protected = False
 
         return allocate_slots
 

@@ -127,7 +127,7 @@ class StateTree:
         keys, depths = [key for key, _ in points], [depth for _, depth in points]
         # The last token of a prompt is always computed.
         reached = bisect_right(depths, min(tokens - 1, resident))
-        self._learned.request(keys, depths, reached, list(admitted))
+        self._learned.on_prompt(keys, depths, reached, list(admitted))
 
     def lost(self, block_hash: Hash) -> None:
         """The KV of a block left the cache; the state at its end, if there was one, is gone."""

@@ -205,7 +205,7 @@ class Calls {
       if (more & 0x80U) admitted.push_back(point);
     }
     if (how & 1U && !points.empty() && admitted.empty()) admitted.push_back(points.back());
-    index_->request(points, depths, bytes_.next() % 8, admitted);
+    index_->on_prompt(points, depths, bytes_.next() % 8, admitted);
     if (how & 0x80U) {
       const std::vector<StateId> lost = {id()};
       index_->drop(lost);

@@ -13,7 +13,7 @@ from test_restore import drop_state_blocks
 from vllm.v1.core.block_pool import BlockHashToBlockMap
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
-from statecache._blocks import BlockQueue, CachedBlocks, ReuseQueue, StockQueue
+from statecache._blocks import BlockHashIndex, BlockQueue, FifoQueue, ReuseQueue
 from statecache.checkpoint_pool import CheckpointPool
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_book import CheckpointBook
@@ -24,7 +24,7 @@ from statecache_vllm.proven import ProvenRequests
 from statecache_vllm.state_tree import StateTree
 
 POOL = {"checkpoints": "native", "checkpoint_slots": 16}
-QUEUES = {"reuse": ReuseQueue, "gds": GdsQueue, "stock": StockQueue}
+QUEUES = {"reuse": ReuseQueue, "gds": GdsQueue, "stock": FifoQueue}
 
 
 def plant(monkeypatch, owner, name, at, *, after=False):
@@ -104,7 +104,7 @@ def test_a_hit_that_fails_in_the_middle_is_counted_once(model, order):
 @pytest.mark.parametrize("order", QUEUES)
 def test_a_map_that_fails_is_replaced_by_vllms_own(monkeypatch, caplog, model, order, name, after):
     """It knows what the blocks say; the queue, which reads the map of the plugin, goes too."""
-    plant(monkeypatch, CachedBlocks, name, 40, after=after)
+    plant(monkeypatch, BlockHashIndex, name, 40, after=after)
     pool = POOL if order != "gds" else {}
     one = Run(model, blocks=70, plugin={**pool, "block_order": order})
     drive(one, caplog)
@@ -169,7 +169,7 @@ def test_a_book_that_fails_is_dropped_and_the_order_stays(
     assert one.planner.book is None
     assert isinstance(one.planner.queue, QUEUES[order])
     keys = {block.block_hash for block in one.pool.blocks} - {None}
-    assert not any(one.planner._cached.is_apart(key) for key in keys)
+    assert not any(one.planner._cached.has_checkpoint(key) for key in keys)
 
 
 def test_a_queue_that_fails_takes_the_book_with_it(monkeypatch, caplog, model):

@@ -52,7 +52,7 @@ def drop_checkpoints(run, below):
 def keys_apart(run):
     """The keys of blocks that hold a state which is in a checkpoint, too."""
     keys = {block.block_hash for block in run.pool.blocks} - {None}
-    return {key for key in keys if run.planner._cached.is_apart(key)}
+    return {key for key in keys if run.planner._cached.has_checkpoint(key)}
 
 
 def test_a_state_is_apart_while_it_is_in_the_book_and_no_longer(model):

@@ -7,7 +7,7 @@ from scheduled import Run, traffic, without_states, words
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from vllm.v1.request import RequestStatus
 
-from statecache._blocks import ReuseQueue, StockQueue
+from statecache._blocks import FifoQueue, ReuseQueue
 
 ORDERS = ["stock", "reuse", "gds"]
 POOL = {"checkpoints": "native", "checkpoint_slots": 64}
@@ -87,7 +87,7 @@ def test_the_native_queue_in_vllms_order_is_vllms_block_for_block(model, share):
     native = Run(model, blocks=70, plugin={**POOL, **stock})
     native.planner.book.store = lambda _path, **_: None
     ours = allocated(native, 1, steps)
-    assert isinstance(native.planner.queue, StockQueue)
+    assert isinstance(native.planner.queue, FifoQueue)
     assert native.planner.guard.anomalies == 0
     assert len(vllms) > steps
     assert ours == vllms
@@ -308,7 +308,7 @@ def test_a_reset_in_the_middle_of_a_step_leaves_no_state(model, order):
 
 def heard_by_the_order(monkeypatch):
     """What a `ReuseQueue` is told: missing keys, whose blocks come next."""
-    heard = {"looked_up": [], "fresh_is_proven": []}
+    heard = {"looked_up": [], "start_protected": []}
 
     def listening(name, original, note):
         def call(queue, what):
@@ -318,9 +318,9 @@ def heard_by_the_order(monkeypatch):
         return call
 
     monkeypatch.setattr(ReuseQueue, "looked_up", listening("looked_up", ReuseQueue.looked_up, list))
-    fresh = ReuseQueue.fresh_is_proven
-    listener = listening("fresh_is_proven", fresh.fset, bool)
-    monkeypatch.setattr(ReuseQueue, "fresh_is_proven", property(fresh.fget, listener))
+    fresh = ReuseQueue.start_protected
+    listener = listening("start_protected", fresh.fset, bool)
+    monkeypatch.setattr(ReuseQueue, "start_protected", property(fresh.fget, listener))
     return heard
 
 
@@ -330,11 +330,11 @@ def test_the_order_reuse_hears_of_hits_and_of_what_is_missing(monkeypatch, model
     one = Run(model, blocks=40, plugin={})
     prompt = words(random.Random(5), 161)
     assert one.ask(prompt) == 0
-    assert True not in heard["fresh_is_proven"]
+    assert True not in heard["start_protected"]
     assert one.ask([*prompt, *range(16)]) == 160
     # Ten of eleven blocks were found, in the attention group and in the last of each state.
-    assert True in heard["fresh_is_proven"]
-    assert heard["fresh_is_proven"][-1] is False
+    assert True in heard["start_protected"]
+    assert heard["start_protected"][-1] is False
     assert heard["looked_up"] == [[], []]  # nothing had been dropped so far
     for other in range(4):
         one.ask(words(random.Random(10 + other), 320))
@@ -363,9 +363,9 @@ def test_a_request_that_resumes_from_little_is_not_proven(monkeypatch, model):
         one = Run(model, blocks=80, plugin={})
         prompt = words(random.Random(5), 161)
         one.ask(prompt[: 16 * whole + 1])
-        heard["fresh_is_proven"].clear()
+        heard["start_protected"].clear()
         assert one.ask(prompt) == 16 * whole
-        assert (True in heard["fresh_is_proven"]) == proven
+        assert (True in heard["start_protected"]) == proven
         monkeypatch.undo()
 
 

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from statecache._blocks import CachedBlocks, ReuseQueue
+from statecache._blocks import BlockHashIndex, ReuseQueue
 
 
 @dataclasses.dataclass(eq=False, slots=True, weakref_slot=True)
@@ -30,7 +30,7 @@ class Lying:
 
 def test_the_block_cached_for_longest_is_found():
     blocks = [Block(i) for i in range(3)]
-    cached = CachedBlocks(blocks)
+    cached = BlockHashIndex(blocks)
     assert cached.get_one_block(b"a") is None
     for block in (blocks[2], blocks[0]):
         cached.insert(b"a", block)
@@ -47,18 +47,18 @@ def test_the_block_cached_for_longest_is_found():
 
 
 def test_a_key_that_is_apart_is_not_cached_by_that():
-    cached = CachedBlocks([Block(0)])
-    cached.set_apart(b"a", True)
-    assert cached.is_apart(b"a")
+    cached = BlockHashIndex([Block(0)])
+    cached.set_has_checkpoint(b"a", True)
+    assert cached.has_checkpoint(b"a")
     assert (len(cached), b"a" in cached, cached.get_one_block(b"a")) == (0, False, None)
-    cached.none_apart()
-    assert not cached.is_apart(b"a")
+    cached.clear_checkpoints()
+    assert not cached.has_checkpoint(b"a")
 
 
 @pytest.mark.parametrize("kind", [Block, PlainBlock])
 def test_bad_calls_change_nothing(kind):
     blocks = [kind(0), kind(1)]
-    cached = CachedBlocks(blocks)
+    cached = BlockHashIndex(blocks)
     cached.insert(b"a", blocks[0])
     for call, error, words in (
         (lambda: cached.insert("a", blocks[1]), TypeError, "expected bytes"),
@@ -75,10 +75,10 @@ def test_bad_calls_change_nothing(kind):
         (lambda: cached.pop(b"a", "0"), TypeError, "integer"),
         (lambda: cached.get_one_block("a"), TypeError, "expected bytes"),
         (lambda: "a" in cached, TypeError, "expected bytes"),
-        (lambda: CachedBlocks([]), ValueError, "without blocks"),
-        (lambda: CachedBlocks(None), TypeError, "not iterable"),
-        (lambda: CachedBlocks(), TypeError, "blocks"),
-        (lambda: ReuseQueue({}, b"kv"), TypeError, "CachedBlocks"),
+        (lambda: BlockHashIndex([]), ValueError, "without blocks"),
+        (lambda: BlockHashIndex(None), TypeError, "not iterable"),
+        (lambda: BlockHashIndex(), TypeError, "blocks"),
+        (lambda: ReuseQueue({}, b"kv"), TypeError, "BlockHashIndex"),
     ):
         with pytest.raises(error, match=words):
             call()
@@ -91,7 +91,7 @@ def test_bad_calls_change_nothing(kind):
 
 def test_a_block_whose_number_is_gone_is_refused():
     blocks = [Block(0), Block(1)]
-    cached = CachedBlocks(blocks)
+    cached = BlockHashIndex(blocks)
     del blocks[1].block_id
     with pytest.raises(AttributeError, match="block_id"):
         cached.insert(b"a", blocks[1])
@@ -111,12 +111,12 @@ def test_a_number_that_another_class_keeps_is_read_as_python_reads_it():
     odd = Odd()
     odd.something = 0
     with pytest.raises(TypeError, match="doesn't apply to a 'Odd' object"):
-        CachedBlocks([odd]).insert(b"a", odd)
+        BlockHashIndex([odd]).insert(b"a", odd)
 
 
 def test_blocks_outlive_the_list_and_go_with_the_map():
     blocks = [Block(0)]
-    cached, alive = CachedBlocks(blocks), weakref.ref(blocks[0])
+    cached, alive = BlockHashIndex(blocks), weakref.ref(blocks[0])
     cached.insert(b"a", blocks[0])
     blocks.clear()
     assert cached.get_one_block(b"a") is alive()
@@ -128,7 +128,7 @@ def test_blocks_outlive_the_list_and_go_with_the_map():
 
 def test_keys_of_any_length():
     blocks = [Block(i) for i in range(4)]
-    cached = CachedBlocks(blocks)
+    cached = BlockHashIndex(blocks)
     keys = [b"", b"\0", b"\0\0", b"x" * 100_000]
     for key, block in zip(keys, blocks, strict=True):
         cached.insert(key, block)

@@ -1,5 +1,5 @@
-#ifndef STATECACHE_CACHED_BLOCKS_H_
-#define STATECACHE_CACHED_BLOCKS_H_
+#ifndef STATECACHE_BLOCK_HASH_INDEX_H_
+#define STATECACHE_BLOCK_HASH_INDEX_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -14,46 +14,46 @@ using Block = uint32_t;
 inline constexpr Block kNoBlock = UINT32_MAX;
 
 // What the blocks of a pool hold: under each key the blocks that are cached under it, in the order
-// in which they came; and which keys are kept elsewhere too ("apart"), so that no block need hold
+// in which they came; and which keys are kept in a checkpoint too, so that no block need hold
 // them. A block is under one key as a rule, its first one; engines may add others.
 //
 // Every call is O(1), with a factor of the keys of a block. Not thread-safe: one thread at a time,
 // by contract.
-class CachedBlocks {
+class BlockHashIndex {
  public:
   // A key and a hash of it, always the same one; hashes need not differ.
   struct Key {
     std::string_view bytes;
     uint64_t hash;
   };
-  // Of a key that is cached or apart; used again for another one when it is neither.
+  // Of a key that is cached or has a checkpoint; used again for another one when it is neither.
   using Number = uint32_t;
   static constexpr Number kNone = UINT32_MAX;
 
-  explicit CachedBlocks(size_t blocks);
+  explicit BlockHashIndex(size_t blocks);
 
   size_t blocks() const { return blocks_; }
   // How many keys are cached.
   size_t size() const { return cached_; }
 
-  // kNone if the key is neither cached nor apart.
+  // kNone if the key is neither cached nor in a checkpoint.
   Number find(const Key& key) const;
   // The number of the first key of a block, kNone where it is under none.
   Number number_of(Block block) const { return nodes_[block].key; }
-  // Loads what number_of(), and then copies() and is_apart(), will read.
+  // Loads what number_of(), and then copies() and has_checkpoint(), will read.
   void prefetch(Block block) const { __builtin_prefetch(&nodes_[block]); }
   void prefetch_use(Number number) const {
     if (number != kNone) __builtin_prefetch(&uses_[number]);
   }
   // Of a number that is in use: its key, how many blocks are under it, which came first (kNoBlock
-  // where there is none), whether it is apart.
+  // where there is none), whether it has a checkpoint.
   std::string_view key(Number number) const { return keys_[number].bytes; }
   uint32_t copies(Number number) const { return uses_[number].copies; }
   Block first(Number number) const {
     const Node node = uses_[number].first;
     return node == kNone ? kNoBlock : nodes_[node].block;
   }
-  bool is_apart(Number number) const { return uses_[number].apart; }
+  bool has_checkpoint(Number number) const { return uses_[number].has_checkpoint; }
   // All numbers are below.
   size_t numbers() const { return keys_.size(); }
 
@@ -63,10 +63,10 @@ class CachedBlocks {
   void insert(const Key& key, Block block);
   // Returns whether the block was under the key.
   bool erase(const Key& key, Block block);
-  void set_apart(const Key& key, bool apart);
-  // No key is apart any more.
-  void none_apart();
-  // No key is cached any more; those that are apart stay so.
+  void set_has_checkpoint(const Key& key, bool has_checkpoint);
+  // No key has a checkpoint any more.
+  void clear_checkpoints();
+  // No key is cached any more; checkpoints stay.
   void clear();
 
  private:
@@ -80,7 +80,7 @@ class CachedBlocks {
   struct Use {
     uint32_t copies = 0;
     Node first = kNone, last = kNone;
-    bool apart = false;
+    bool has_checkpoint = false;
   };
   struct Named {
     std::string bytes;
@@ -109,4 +109,4 @@ class CachedBlocks {
 
 }  // namespace statecache
 
-#endif  // STATECACHE_CACHED_BLOCKS_H_
+#endif  // STATECACHE_BLOCK_HASH_INDEX_H_

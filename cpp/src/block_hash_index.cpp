@@ -1,21 +1,21 @@
-#include "statecache/cached_blocks.h"
+#include "statecache/block_hash_index.h"
 
 #include <bit>
 #include <stdexcept>
 
 namespace statecache {
 
-CachedBlocks::CachedBlocks(size_t blocks)
+BlockHashIndex::BlockHashIndex(size_t blocks)
     : blocks_(blocks), nodes_(blocks), table_(std::bit_ceil(2 * blocks + 2), kNone) {
   if (blocks >= kNoBlock) throw std::length_error("too many blocks for one pool");
   for (Block block = 0; block < blocks; ++block) nodes_[block].block = block;
 }
 
-size_t CachedBlocks::home(uint64_t hash) const {
+size_t BlockHashIndex::home(uint64_t hash) const {
   return static_cast<size_t>(hash ^ (hash >> 32)) & mask();
 }
 
-CachedBlocks::Number CachedBlocks::find(const Key& key) const {
+BlockHashIndex::Number BlockHashIndex::find(const Key& key) const {
   for (size_t at = home(key.hash); table_[at] != kNone; at = (at + 1) & mask()) {
     const Named& named = keys_[table_[at]];
     if (named.hash == key.hash && named.bytes == key.bytes) return table_[at];
@@ -23,7 +23,7 @@ CachedBlocks::Number CachedBlocks::find(const Key& key) const {
   return kNone;
 }
 
-CachedBlocks::Number CachedBlocks::add(const Key& key) {
+BlockHashIndex::Number BlockHashIndex::add(const Key& key) {
   if (free_numbers_.empty()) {
     uses_.emplace_back();
     keys_.emplace_back();
@@ -40,7 +40,7 @@ CachedBlocks::Number CachedBlocks::add(const Key& key) {
   return number;
 }
 
-void CachedBlocks::grow() {
+void BlockHashIndex::grow() {
   std::vector<Number> old(2 * table_.size(), kNone);
   old.swap(table_);
   for (const Number number : old) {
@@ -52,8 +52,8 @@ void CachedBlocks::grow() {
 }
 
 // Closes the gap in the table by moving back whoever was displaced across it.
-void CachedBlocks::drop_if_unused(Number number) {
-  if (uses_[number].copies > 0 || uses_[number].apart) return;
+void BlockHashIndex::drop_if_unused(Number number) {
+  if (uses_[number].copies > 0 || uses_[number].has_checkpoint) return;
   size_t gap = home(keys_[number].hash);
   while (table_[gap] != number) gap = (gap + 1) & mask();
   for (size_t at = (gap + 1) & mask(); table_[at] != kNone; at = (at + 1) & mask()) {
@@ -66,18 +66,18 @@ void CachedBlocks::drop_if_unused(Number number) {
   free_numbers_.push_back(number);
 }
 
-CachedBlocks::Node CachedBlocks::node_of(Number number, Block block) const {
+BlockHashIndex::Node BlockHashIndex::node_of(Number number, Block block) const {
   if (block >= blocks_ || number == kNone) return kNone;
   Node node = block;
   while (node != kNone && nodes_[node].key != number) node = nodes_[node].also;
   return node;
 }
 
-bool CachedBlocks::contains(const Key& key, Block block) const {
+bool BlockHashIndex::contains(const Key& key, Block block) const {
   return node_of(find(key), block) != kNone;
 }
 
-void CachedBlocks::insert(const Key& key, Block block) {
+void BlockHashIndex::insert(const Key& key, Block block) {
   if (block >= blocks_) throw std::out_of_range("there is no block " + std::to_string(block));
   const Number known = find(key);
   if (node_of(known, block) != kNone) return;
@@ -108,12 +108,12 @@ void CachedBlocks::insert(const Key& key, Block block) {
   if (++use.copies == 1) ++cached_;
 }
 
-void CachedBlocks::relink(const Place& place, Use& use, Node before, Node behind) {
+void BlockHashIndex::relink(const Place& place, Use& use, Node before, Node behind) {
   (place.prev == kNone ? use.first : nodes_[place.prev].next) = before;
   (place.next == kNone ? use.last : nodes_[place.next].prev) = behind;
 }
 
-bool CachedBlocks::erase(const Key& key, Block block) {
+bool BlockHashIndex::erase(const Key& key, Block block) {
   const Number number = find(key);
   const Node node = node_of(number, block);
   if (node == kNone) return false;
@@ -137,23 +137,23 @@ bool CachedBlocks::erase(const Key& key, Block block) {
   return true;
 }
 
-void CachedBlocks::set_apart(const Key& key, bool apart) {
+void BlockHashIndex::set_has_checkpoint(const Key& key, bool has_checkpoint) {
   Number number = find(key);
-  if (number == kNone && apart) number = add(key);
+  if (number == kNone && has_checkpoint) number = add(key);
   if (number == kNone) return;
-  uses_[number].apart = apart;
+  uses_[number].has_checkpoint = has_checkpoint;
   drop_if_unused(number);
 }
 
-void CachedBlocks::none_apart() {
+void BlockHashIndex::clear_checkpoints() {
   for (Number number = 0; number < uses_.size(); ++number) {
-    if (!uses_[number].apart) continue;
-    uses_[number].apart = false;
+    if (!uses_[number].has_checkpoint) continue;
+    uses_[number].has_checkpoint = false;
     drop_if_unused(number);
   }
 }
 
-void CachedBlocks::clear() {
+void BlockHashIndex::clear() {
   for (Block block = 0; block < blocks_; ++block) {
     while (nodes_[block].key != kNone) {
       // A copy: erasing the last block of a key lets go of its name.

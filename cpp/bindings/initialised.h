@@ -1,5 +1,5 @@
-#ifndef STATECACHE_BINDINGS_MADE_H_
-#define STATECACHE_BINDINGS_MADE_H_
+#ifndef STATECACHE_BINDINGS_INITIALISED_H_
+#define STATECACHE_BINDINGS_INITIALISED_H_
 
 #include <pybind11/pybind11.h>
 
@@ -7,11 +7,11 @@
 #include <utility>
 
 // By itself pybind11 hands a method uninitialised memory when its object came from `__new__` alone.
-// A type listed with STATECACHE_MADE raises TypeError there.
+// A type listed with STATECACHE_REFUSES_UNINITIALISED raises TypeError there.
 template <typename T>
-struct MadeCaster : pybind11::detail::type_caster_base<T> {
+struct InitialisedCaster : pybind11::detail::type_caster_base<T> {
   bool load(pybind11::handle source, bool convert) {
-    return this->template load_impl<MadeCaster>(source, convert);
+    return this->template load_impl<InitialisedCaster>(source, convert);
   }
   void load_value(pybind11::detail::value_and_holder&& held) {
     if (!held.holder_constructed()) {
@@ -22,10 +22,10 @@ struct MadeCaster : pybind11::detail::type_caster_base<T> {
   }
 };
 
-#define STATECACHE_MADE(T)                  \
-  namespace pybind11::detail {              \
-  template <>                               \
-  struct type_caster<T> : MadeCaster<T> {}; \
+#define STATECACHE_REFUSES_UNINITIALISED(T)        \
+  namespace pybind11::detail {                     \
+  template <>                                      \
+  struct type_caster<T> : InitialisedCaster<T> {}; \
   }
 
-#endif  // STATECACHE_BINDINGS_MADE_H_
+#endif  // STATECACHE_BINDINGS_INITIALISED_H_

@@ -1,4 +1,4 @@
-#include "cached_blocks.h"
+#include "block_hash_index.h"
 
 #include <structmember.h>
 
@@ -8,7 +8,7 @@
 #include <utility>
 
 using statecache::Block;
-using statecache::CachedBlocks;
+using statecache::BlockHashIndex;
 using statecache::kNoBlock;
 
 namespace {
@@ -29,7 +29,7 @@ Result guarded(Result failed, const Call& call) {
 }
 
 // Whether `key` could be read; sets an exception if not. Bytes know their hash.
-bool read_key(PyObject* key, CachedBlocks::Key& read) {
+bool read_key(PyObject* key, BlockHashIndex::Key& read) {
   char* data = nullptr;
   Py_ssize_t length = 0;
   if (PyBytes_AsStringAndSize(key, &data, &length) != 0) return false;
@@ -56,17 +56,17 @@ bool has_arguments(const char* name, Py_ssize_t given, Py_ssize_t wanted) {
 }
 
 PyObject* get_one_block(PyObject* self, PyObject* given) {
-  CachedBlocks::Key key{};
+  BlockHashIndex::Key key{};
   if (!read_key(given, key)) return nullptr;
   const PoolBlocks& pool = pool_of(self);
-  const CachedBlocks::Number number = pool.cache->find(key);
-  const Block first = number == CachedBlocks::kNone ? kNoBlock : pool.cache->first(number);
+  const BlockHashIndex::Number number = pool.cache->find(key);
+  const Block first = number == BlockHashIndex::kNone ? kNoBlock : pool.cache->first(number);
   if (first == kNoBlock) Py_RETURN_NONE;
   return Py_XNewRef(pool.block(first));
 }
 
 PyObject* contain(PyObject* self, PyObject* const* given, Py_ssize_t count) {
-  CachedBlocks::Key key{};
+  BlockHashIndex::Key key{};
   if (!has_arguments("contain", count, 2) || !read_key(given[0], key)) return nullptr;
   const Block block = read_number(given[1]);
   if (PyErr_Occurred() != nullptr) return nullptr;
@@ -74,7 +74,7 @@ PyObject* contain(PyObject* self, PyObject* const* given, Py_ssize_t count) {
 }
 
 PyObject* insert(PyObject* self, PyObject* const* given, Py_ssize_t count) {
-  CachedBlocks::Key key{};
+  BlockHashIndex::Key key{};
   if (!has_arguments("insert", count, 2) || !read_key(given[0], key)) return nullptr;
   const Block block = pool_of(self).number(given[1]);
   if (block == kNoBlock) return nullptr;
@@ -85,7 +85,7 @@ PyObject* insert(PyObject* self, PyObject* const* given, Py_ssize_t count) {
 }
 
 PyObject* pop(PyObject* self, PyObject* const* given, Py_ssize_t count) {
-  CachedBlocks::Key key{};
+  BlockHashIndex::Key key{};
   if (!has_arguments("pop", count, 2) || !read_key(given[0], key)) return nullptr;
   const Block block = read_number(given[1]);
   if (PyErr_Occurred() != nullptr) return nullptr;
@@ -95,28 +95,28 @@ PyObject* pop(PyObject* self, PyObject* const* given, Py_ssize_t count) {
   });
 }
 
-PyObject* set_apart(PyObject* self, PyObject* const* given, Py_ssize_t count) {
-  CachedBlocks::Key key{};
-  if (!has_arguments("set_apart", count, 2) || !read_key(given[0], key)) return nullptr;
-  const int apart = PyObject_IsTrue(given[1]);
-  if (apart < 0) return nullptr;
+PyObject* set_has_checkpoint(PyObject* self, PyObject* const* given, Py_ssize_t count) {
+  BlockHashIndex::Key key{};
+  if (!has_arguments("set_has_checkpoint", count, 2) || !read_key(given[0], key)) return nullptr;
+  const int wanted = PyObject_IsTrue(given[1]);
+  if (wanted < 0) return nullptr;
   return guarded<PyObject*>(nullptr, [&] {
-    pool_of(self).cache->set_apart(key, apart == 1);
+    pool_of(self).cache->set_has_checkpoint(key, wanted == 1);
     return Py_NewRef(Py_None);
   });
 }
 
-PyObject* is_apart(PyObject* self, PyObject* given) {
-  CachedBlocks::Key key{};
+PyObject* has_checkpoint(PyObject* self, PyObject* given) {
+  BlockHashIndex::Key key{};
   if (!read_key(given, key)) return nullptr;
-  const CachedBlocks& cache = *pool_of(self).cache;
-  const CachedBlocks::Number number = cache.find(key);
-  return PyBool_FromLong(number != CachedBlocks::kNone && cache.is_apart(number));
+  const BlockHashIndex& cache = *pool_of(self).cache;
+  const BlockHashIndex::Number number = cache.find(key);
+  return PyBool_FromLong(number != BlockHashIndex::kNone && cache.has_checkpoint(number));
 }
 
-PyObject* none_apart(PyObject* self, PyObject*) {
+PyObject* clear_checkpoints(PyObject* self, PyObject*) {
   return guarded<PyObject*>(nullptr, [&] {
-    pool_of(self).cache->none_apart();
+    pool_of(self).cache->clear_checkpoints();
     return Py_NewRef(Py_None);
   });
 }
@@ -131,11 +131,11 @@ PyObject* clear(PyObject* self, PyObject*) {
 Py_ssize_t length(PyObject* self) { return static_cast<Py_ssize_t>(pool_of(self).cache->size()); }
 
 int contains_key(PyObject* self, PyObject* given) {
-  CachedBlocks::Key key{};
+  BlockHashIndex::Key key{};
   if (!read_key(given, key)) return -1;
-  const CachedBlocks& cache = *pool_of(self).cache;
-  const CachedBlocks::Number number = cache.find(key);
-  return number != CachedBlocks::kNone && cache.copies(number) > 0;
+  const BlockHashIndex& cache = *pool_of(self).cache;
+  const BlockHashIndex::Number number = cache.find(key);
+  return number != BlockHashIndex::kNone && cache.copies(number) > 0;
 }
 
 // Where objects of a type keep an attribute: in a slot of its own, if it has one; 0 if not.
@@ -178,7 +178,7 @@ PyObject* make(PyTypeObject* type, PyObject* given, PyObject* named) {
   }
   PoolBlocks& pool = pool_of(self);
   pool.blocks = held;
-  pool.cache = guarded<CachedBlocks*>(nullptr, [&] { return new CachedBlocks(pool.size()); });
+  pool.cache = guarded<BlockHashIndex*>(nullptr, [&] { return new BlockHashIndex(pool.size()); });
   if (pool.cache == nullptr) {
     Py_DECREF(self);
     return nullptr;
@@ -222,9 +222,9 @@ PyMethodDef kMethods[] = {
     {"contain", fast(contain), METH_FASTCALL, nullptr},
     {"insert", fast(insert), METH_FASTCALL, nullptr},
     {"pop", fast(pop), METH_FASTCALL, nullptr},
-    {"set_apart", fast(set_apart), METH_FASTCALL, nullptr},
-    {"is_apart", is_apart, METH_O, nullptr},
-    {"none_apart", none_apart, METH_NOARGS, nullptr},
+    {"set_has_checkpoint", fast(set_has_checkpoint), METH_FASTCALL, nullptr},
+    {"has_checkpoint", has_checkpoint, METH_O, nullptr},
+    {"clear_checkpoints", clear_checkpoints, METH_NOARGS, nullptr},
     {"clear", clear, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -240,7 +240,7 @@ PyType_Slot kSlots[] = {
     {0, nullptr},
 };
 
-PyType_Spec kSpec = {"statecache._blocks.CachedBlocks", sizeof(PoolBlocks), 0,
+PyType_Spec kSpec = {"statecache._blocks.BlockHashIndex", sizeof(PoolBlocks), 0,
                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, kSlots};
 
 }  // namespace
@@ -304,10 +304,10 @@ Block PoolBlocks::number(PyObject* block) const {
   return kNoBlock;
 }
 
-PyTypeObject* add_cached_blocks(PyObject* module) {
+PyTypeObject* add_block_hash_index(PyObject* module) {
   PyObject* const type = PyType_FromModuleAndSpec(module, &kSpec, nullptr);
   if (type == nullptr) throw pybind11::error_already_set();
-  if (PyModule_AddObjectRef(module, "CachedBlocks", type) != 0) {
+  if (PyModule_AddObjectRef(module, "BlockHashIndex", type) != 0) {
     Py_DECREF(type);
     throw pybind11::error_already_set();
   }

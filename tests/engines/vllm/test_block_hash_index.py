@@ -5,7 +5,7 @@ import random
 import pytest
 from vllm.v1.core.block_pool import BlockHashToBlockMap, BlockPool
 
-from statecache._blocks import CachedBlocks, StockQueue
+from statecache._blocks import BlockHashIndex, FifoQueue
 from statecache_vllm import seams
 
 KEYS = [b"%d" % i for i in range(12)]
@@ -15,7 +15,7 @@ def test_every_answer_is_vllms(share):
     """60,000 random calls on a pool of 8 blocks, several keys a block and blocks a key."""
     rng = random.Random(0)
     blocks = BlockPool(8, enable_caching=True, hash_block_size=16).blocks
-    ours, theirs = CachedBlocks(blocks), BlockHashToBlockMap()
+    ours, theirs = BlockHashIndex(blocks), BlockHashToBlockMap()
     answers = set()
     for _ in range(int(60_000 * share)):
         key, block = rng.choice(KEYS), rng.choice(blocks)
@@ -46,8 +46,8 @@ class Hashed:
 def pools():
     """Two of vLLM's pools of 6 blocks, the second one with the plugin's map and queue."""
     own, with_map = (BlockPool(6, enable_caching=True, hash_block_size=16) for _ in range(2))
-    cached = CachedBlocks(with_map.blocks)
-    queue = StockQueue(cached)
+    cached = BlockHashIndex(with_map.blocks)
+    queue = FifoQueue(cached)
     queue.append_n(with_map.free_block_queue.popleft_n(5))
     seams.put_cache(with_map, cached)
     with_map.free_block_queue = queue
@@ -92,4 +92,4 @@ def test_a_pool_that_is_in_use_already_is_refused():
     (block,) = own.get_new_blocks(1)
     own._insert_block_hash(seams.key_of(b"a", 0), block, num_tokens=16)
     with pytest.raises(SystemExit, match="in use already"):
-        seams.put_cache(own, CachedBlocks(own.blocks))
+        seams.put_cache(own, BlockHashIndex(own.blocks))

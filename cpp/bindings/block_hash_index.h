@@ -1,12 +1,12 @@
-#ifndef STATECACHE_BINDINGS_CACHED_BLOCKS_H_
-#define STATECACHE_BINDINGS_CACHED_BLOCKS_H_
+#ifndef STATECACHE_BINDINGS_BLOCK_HASH_INDEX_H_
+#define STATECACHE_BINDINGS_BLOCK_HASH_INDEX_H_
 
 #include <Python.h>
 #include <pybind11/pybind11.h>
 
 #include <vector>
 
-#include "statecache/cached_blocks.h"
+#include "statecache/block_hash_index.h"
 
 // The blocks of a pool as Python objects, and what they hold. A type of plain C, since an engine
 // calls it for each block it looks up, and an argument parser would take longer than the look-up.
@@ -15,7 +15,7 @@ struct PoolBlocks {
   PyObject* blocks;    // a tuple: whatever becomes of the list, no block that is queued goes away
   PyTypeObject* type;  // of the blocks, and where in them their attributes are; 0: by name
   Py_ssize_t id_at, uses_at, null_at;
-  statecache::CachedBlocks* cache;
+  statecache::BlockHashIndex* cache;
 
   size_t size() const { return static_cast<size_t>(PyTuple_GET_SIZE(blocks)); }
   // Borrowed; nullptr with an exception set once the garbage collector has cleared the pool.
@@ -41,6 +41,6 @@ struct PoolBlocks {
 };
 
 // Returns the type, made once; adds it to the module.
-PyTypeObject* add_cached_blocks(PyObject* module);
+PyTypeObject* add_block_hash_index(PyObject* module);
 
-#endif  // STATECACHE_BINDINGS_CACHED_BLOCKS_H_
+#endif  // STATECACHE_BINDINGS_BLOCK_HASH_INDEX_H_

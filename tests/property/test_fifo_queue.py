@@ -1,9 +1,9 @@
-"""The order `stock` against a plain list, block for block, over random events."""
+"""First in, first out against a plain list, block for block, over random events."""
 
 import random
 
 from block_pool import Pool
-from statecache._blocks import StockQueue
+from statecache._blocks import FifoQueue
 
 TOTAL = 24
 KEYS = [b"%dkv" % i for i in range(30)]
@@ -53,7 +53,7 @@ def random_event(rng, pool, plain, used):
     elif kind == "apart" and rng.random() < 0.1:
         key = rng.choice(KEYS)
         plain.apart ^= {key}
-        pool.cached.set_apart(key, key in plain.apart)
+        pool.cached.set_has_checkpoint(key, key in plain.apart)
     if not used and rng.random() < 0.1:
         pool.reset()  # which moves none either
 
@@ -61,7 +61,7 @@ def random_event(rng, pool, plain, used):
 def run(seed, steps):
     rng = random.Random(seed)
     pool = Pool(TOTAL)
-    pool.queue = StockQueue(pool.cached)
+    pool.queue = FifoQueue(pool.cached)
     pool.queue.append_n(pool.blocks)
     plain, used = Plain(pool), []
     for _ in range(steps):
