@@ -29,6 +29,7 @@ _MIB = 1 << 20
 _FLUSH_BYTES = _MIB
 _MOST_WAITING = 100_000  # events the thread has not seen yet, requests that have not ended
 _MOST_TOKENS = 64 * _MIB  # of ended requests that the thread has not seen yet
+_CLOSE_SECONDS = 10
 
 Span: TypeAlias = tuple[int, int, str]
 Observer: TypeAlias = Callable[[list[tuple[list[int], int]]], object]
@@ -180,7 +181,7 @@ class TraceRecorder:
         if self._thread.is_alive():
             self._recording = False
             self._events.put(None)
-            self._thread.join(10)
+            self._thread.join(_CLOSE_SECONDS)
 
     def _tell(self, event: _Event) -> None:
         if self._recording:

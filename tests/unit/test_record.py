@@ -21,6 +21,7 @@ from statecache.plan import PrefixTree
 from statecache.record import BlockIds, Ended, TraceRecorder
 from statecache.record_file import check_record_file
 from statecache.trace import read_trace
+from waiting import DEADLINE_SECONDS, wait_until
 
 LOG = logging.getLogger("statecache.test")
 PROMPT = list(range(1_000, 1_000 + 3 * 512 + 100))
@@ -36,11 +37,10 @@ def lines_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in data.splitlines()]
 
 
-def wait_for(condition) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+@pytest.fixture(autouse=True)
+def patient(monkeypatch) -> None:
+    """Closing waits until all is written."""
+    monkeypatch.setattr("statecache.record._CLOSE_SECONDS", DEADLINE_SECONDS)
 
 
 @pytest.fixture(params=["plain", "gzip"])
@@ -185,15 +185,28 @@ def test_a_request_is_there_once(path):
     assert [line["output_length"] for line in lines_of(path)] == [1, 4]
 
 
-def test_what_ended_waits_for_a_request_that_runs_on_but_not_for_ever(tmp_path):
-    path = tmp_path / "traffic"
-    made = recorder(path, patience=0.3, interval=0.05)
+def test_what_ended_waits_for_a_request_that_runs_on(tmp_path):
+    path, looks = tmp_path / "traffic", []
+    made = recorder(path, patience=1e9, interval=0.01, observe=looks.append)
     made.arrived("long")
     made.arrived("short")
     made.ended("short", Ended(PROMPT, 1))
-    time.sleep(0.15)
+    wait_until(lambda: made._seen_tokens == len(PROMPT))
+    before = len(looks)
+    wait_until(lambda: len(looks) > before + 2)
     assert path.stat().st_size == 0
-    wait_for(lambda: path.stat().st_size > 0)
+    made.ended("long", Ended(PROMPT, 2))
+    made.close()
+    assert [line["output_length"] for line in lines_of(path)] == [2, 1]
+
+
+def test_what_ended_does_not_wait_for_ever(tmp_path):
+    path = tmp_path / "traffic"
+    made = recorder(path, patience=0.05, interval=0.01)
+    made.arrived("long")
+    made.arrived("short")
+    made.ended("short", Ended(PROMPT, 1))
+    wait_until(lambda: path.stat().st_size > 0)
     made.ended("long", Ended(PROMPT, 2))
     made.close()
     assert [line["output_length"] for line in lines_of(path)] == [1, 2]
@@ -206,8 +219,8 @@ def test_the_file_has_a_most_size_and_stays_sound(path, caplog):
     for name in range(200):
         made.arrived(name)
         made.ended(name, Ended([name] * 512_000, 1))
-        wait_for(lambda: not made.recording or made._told_tokens - made._seen_tokens < 2**24)
-    wait_for(lambda: not made._thread.is_alive())
+        wait_until(lambda: not made.recording or made._told_tokens - made._seen_tokens < 2**24)
+    wait_until(lambda: not made._thread.is_alive())
     made.arrived("late")
     made.ended("late", Ended(PROMPT, 1))
     made.close()
@@ -222,7 +235,7 @@ def test_a_full_disk_ends_the_recording_with_one_line(caplog):
     for name in range(3):
         made.arrived(name)
         made.ended(name, Ended(PROMPT, 1))
-    wait_for(lambda: not made._thread.is_alive())
+    wait_until(lambda: not made._thread.is_alive())
     made.arrived("late")
     made.ended("late", Ended(PROMPT, 1))
     made.close()
@@ -241,9 +254,11 @@ made.arrived(0); made.ended(0, Ended([1] * 5120, 1))
 while not (size := len(open({str(tmp_path / "t")!r}).read())): time.sleep(0.01)
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
 for n in range(1, 50): made.arrived(n); made.ended(n, Ended([n] * 5120, 1))
-made._thread.join(30)
+made._thread.join({DEADLINE_SECONDS})
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, timeout=DEADLINE_SECONDS, capture_output=True
+    )
     assert [line["input_length"] for line in lines_of(tmp_path / "t")] == [5_120]
 
 
@@ -260,7 +275,7 @@ while True:
     made.arrived(n); made.ended(n, Ended([n % 7] * 5120, n))
 """
     with subprocess.Popen([sys.executable, "-c", code]) as process:
-        wait_for(lambda: path.exists() and path.stat().st_size > 100_000)
+        wait_until(lambda: path.exists() and path.stat().st_size > 100_000)
         process.send_signal(signal.SIGKILL)
     found = [line["output_length"] for line in lines_of(path)]
     assert len(found) > 100
@@ -281,7 +296,7 @@ if __name__ == "__main__":
     process = multiprocessing.get_context({method!r}).Process(target=child)
     process.start(); process.join()
 """)
-    subprocess.run([sys.executable, script], check=True, timeout=60)
+    subprocess.run([sys.executable, script], check=True, timeout=DEADLINE_SECONDS)
     assert [line["output_length"] for line in lines_of(path)] == [5]
 
 
@@ -350,7 +365,7 @@ def test_all_recordings_together_keep_to_the_size(tmp_path, caplog):
     for _ in range(3):
         made = recorder(path, interval=0.01)
         recorded(made)
-        wait_for(lambda made=made: not made._thread.is_alive())
+        wait_until(lambda made=made: not made._thread.is_alive())
     assert (tmp_path / "traffic.2").stat().st_size == 0
     assert {one.name for one in tmp_path.iterdir()} == {"traffic", "traffic.2"}
     what = f"statecache: the recording to {tmp_path / 'traffic.2'} has reached 1 MiB"
@@ -373,10 +388,10 @@ def test_a_request_that_cannot_be_written_ends_the_recording_with_one_line(path,
     made = recorder(path, interval=0.01)
     made.arrived(1)
     made.ended(1, Ended(PROMPT, 1))
-    wait_for(lambda: path.stat().st_size > 0)
+    wait_until(lambda: path.stat().st_size > 0)
     made.arrived(2)
     made.ended(2, odd)
-    wait_for(lambda: not made.recording)
+    wait_until(lambda: not made.recording)
     made.close()
     assert len(lines_of(path)) == 1
     (error,) = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
@@ -405,14 +420,14 @@ def test_prompts_that_wait_for_a_slow_disk_are_bounded(path, monkeypatch, caplog
 
     class Slow(BlockIds):
         def of(self, request):
-            assert goes_on.wait(30)
+            assert goes_on.wait(DEADLINE_SECONDS)
             return super().of(request)
 
     made = recorder(path, ids=Slow())
     for name in range(3):
         made.arrived(name)
     made.ended(0, Ended(PROMPT, 1))
-    wait_for(lambda: made._seen_tokens == len(PROMPT))
+    wait_until(lambda: made._seen_tokens == len(PROMPT))
     made.ended(1, Ended(PROMPT, 1))
     assert made.recording
     made.ended(2, Ended(PROMPT, 1))
@@ -420,5 +435,5 @@ def test_prompts_that_wait_for_a_slow_disk_are_bounded(path, monkeypatch, caplog
     assert caplog.text.count("faster than they can be written") == 1
     goes_on.set()
     made.close()
-    wait_for(lambda: not made._thread.is_alive())
+    wait_until(lambda: not made._thread.is_alive())
     assert len(lines_of(path)) == 3
