@@ -1,5 +1,7 @@
 """Options and fixtures shared by all tests."""
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,3 +28,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def share(request: pytest.FixtureRequest) -> float:
     """How much of the full amount of random events to run."""
     return 0.1 if request.config.getoption("--quick") else 1.0
+
+
+@pytest.fixture
+def own_handlers() -> Iterator[None]:
+    """For what handles signals itself: handlers are as in a new process, and afterwards go back."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [(number, signal.getsignal(number)) for number in numbers]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)

@@ -14,6 +14,7 @@ import pytest
 from statecache.plan import Plan, PrefixTree, kv_timeline, make_plan
 from statecache.replay import ReplayRow, replay
 from statecache.trace import Request, Trace, read_trace
+from waiting import DEADLINE_SECONDS
 
 COMMAND = str(Path(sys.executable).with_name("statecache"))
 RECORDED = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -63,7 +64,11 @@ def write_trace(path: Path, prompts: list[list[int]], packed: bool = False) -> P
 
 def run(*arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=60, **more
+        [COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        **more,
     )
 
 

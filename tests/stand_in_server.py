@@ -7,8 +7,10 @@ nobody can read), `silent` (no usage), `secret` (usage at the end alone, without
 `lumps` (two tokens at a time), `dies` (the whole process, in its twelfth request), `mute` (never
 token ids), `strict` (refuses a request for them), `fails later` (status 500 from its fourth on).
 
-With `metrics` it has counters as the plugin ("statecache"), vLLM or SGLang names them; with the
-variable STAND_IN_KEY in its environment it asks for that key, and shows it in its log.
+It answers none before `together` requests were there at once. With a `clock` its pauses pass there
+and cost no time. With `metrics` it has counters as the plugin ("statecache"), vLLM or SGLang names
+them; with the variable STAND_IN_KEY in its environment it asks for that key, and shows it in its
+log.
 """
 
 import argparse
@@ -16,7 +18,6 @@ import asyncio
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,17 +45,35 @@ METRICS = {
 _ODD_LINES = {"long": b"x" * 5_000_000, "deep": b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"}
 
 
+class Clock:
+    """Stands in for the module `time` where times are taken."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
 class StandIn:
     def __init__(
-        self, mode: str = "", first_ms: float = 0, between_ms: float = 0, metrics: str = ""
+        self,
+        mode: str = "",
+        first_ms: float = 0,
+        between_ms: float = 0,
+        metrics: str = "",
+        *,
+        together: int = 0,
+        clock: Clock | None = None,
     ) -> None:
         self.mode, self.first_ms, self.between_ms = mode, first_ms, between_ms
         self.metrics = metrics
+        self.together, self.clock = together, clock
         self.counted = dict.fromkeys(("requests", "prompt_tokens", "hit_tokens"), 0)
         self.key = os.environ.get("STAND_IN_KEY")
         self.prompts: list[list[int]] = []
         self.outputs: list[int] = []
-        self.arrived: list[float] = []
+        self.asked: Path | None = None
         self.at_once = self.most_at_once = 0
         self.url = ""
         self._known: set[tuple[int, ...]] = set()
@@ -115,7 +134,9 @@ class StandIn:
         return web.json_response({"object": "list", "data": [card]})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        self.arrived.append(time.monotonic())
+        if self.asked is not None:
+            with self.asked.open("a") as file:
+                file.write(".")
         asked = msgspec.json.decode(await request.read())
         assert asked["model"] == MODEL
         assert (asked["stream"], asked["ignore_eos"], asked["temperature"]) == (True, True, 0)
@@ -154,7 +175,7 @@ class StandIn:
         reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await reply.prepare(request)
         for number in range(tokens):
-            await asyncio.sleep((self.between_ms if number else self.first_ms) / 1000)
+            await self._pause(self.between_ms if number else self.first_ms)
             if mode == "lumps" and number % 2:  # sent with the one after
                 continue
             await _send(reply, self._piece(mode, number + 1, answer[number : number + 1]))
@@ -178,6 +199,14 @@ class StandIn:
             await _send(reply, {"choices": [], "usage": usage})
         await reply.write(b"data: [DONE]\n\n")
         return reply
+
+    async def _pause(self, milliseconds: float) -> None:
+        while len(self.prompts) > 2 and self.most_at_once < self.together:
+            await asyncio.sleep(0.01)
+        if self.clock is None:
+            await asyncio.sleep(milliseconds / 1000)
+        else:
+            self.clock.now += milliseconds / 1000
 
     def _piece(self, mode: str, so_far: int, ids: list[int] | None = None) -> dict:
         choice: dict = {"index": 0, "text": "x" if so_far == 1 else ""}
@@ -206,11 +235,9 @@ async def _send(reply: web.StreamResponse, document: dict) -> None:
 
 
 @contextmanager
-def standing_in(
-    mode: str = "", first_ms: float = 0, between_ms: float = 0, metrics: str = ""
-) -> Iterator[StandIn]:
+def standing_in(mode: str = "", **more: Any) -> Iterator[StandIn]:
     """A server in a thread of its own."""
-    server = StandIn(mode, first_ms, between_ms, metrics)
+    server = StandIn(mode, **more)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -240,11 +267,13 @@ def main() -> None:
     parser.add_argument("--first-ms", type=float, default=0)
     parser.add_argument("--metrics", default="")
     parser.add_argument("--pids", help="a file that gets the process id")
+    parser.add_argument("--asked", help="a file that gets a byte for each request")
     given = parser.parse_args()
     if given.pids:
         with Path(given.pids).open("a") as file:
             file.write(f"{os.getpid()}\n")
     server = StandIn(given.mode, given.first_ms, metrics=given.metrics)
+    server.asked = None if given.asked is None else Path(given.asked)
     application = server.application()
     web.run_app(application, host="127.0.0.1", port=given.port, print=None, shutdown_timeout=0.1)
 

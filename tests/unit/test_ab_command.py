@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from statecache.ab.bench import Bench
 from statecache.ab.command import ab_command
 from statecache.ab.result import Raw
 from statecache.ab.workloads import SIZES
+from waiting import DEADLINE_SECONDS, wait_until
 
 ARMS = ("--arm", "lru:policy=lru,slots=16", "--arm", "gds:policy=gds,slots=16")
 SMALL = ("--workload", "agent:sessions=6,turns=6")
@@ -92,12 +92,12 @@ def test_an_interrupt_leaves_complete_files(tmp_path: Path) -> None:
         preexec_fn=with_default_signals,
     )
     try:
-        deadline = time.monotonic() + 60
-        while not list((tmp_path / "out").glob(".*.part")) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        time.sleep(3)
+        # A packed file without a run in it has 40 bytes at most.
+        wait_until(
+            lambda: any(one.stat().st_size > 100 for one in (tmp_path / "out").glob(".*.part"))
+        )
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=DEADLINE_SECONDS)
     finally:
         process.kill()
     assert process.returncode == 130
@@ -112,16 +112,6 @@ def test_an_interrupt_leaves_complete_files(tmp_path: Path) -> None:
         "requests.jsonl.gz",
         "report.html",
     }
-
-
-@pytest.fixture
-def own_handlers() -> Iterator[None]:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [(number, signal.getsignal(number)) for number in numbers]
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    for number, handler in before:
-        signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("own_handlers")

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from statecache.ab.records import MEASURES, Played, Run, Served, run_of
 from statecache.ab.server_metrics import Counters, counters_between, read_counters
 from statecache.ab.statistics import Pair, compare
 from statecache.errors import SettingsError
+from waiting import wait_until
 
 RATE, MISSED = MEASURES[0], MEASURES[1]
 PLUGIN = """\
@@ -179,14 +179,14 @@ def test_slots_take_what_a_state_of_the_model_takes() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
 def test_memory_is_that_of_the_process_and_its_children_at_its_highest(tmp_path: Path) -> None:
-    """A child takes 96 MiB and gives them back before the end; it has a session of its own."""
+    """A child takes 96 MiB and gives them back once they were seen; it has its own session."""
     script = tmp_path / "child.py"
     script.write_text(
         "import os, pathlib, sys, time\n"
         "pathlib.Path(sys.argv[1], 'pid').write_text(str(os.getpid()))\n"
         "taken = b'x' * (96 << 20)\n"
         "pathlib.Path(sys.argv[1], 'full').touch()\n"
-        "time.sleep(1.2)\n"
+        "while not pathlib.Path(sys.argv[1], 'seen').exists(): time.sleep(0.02)\n"
         "del taken\n"
         "pathlib.Path(sys.argv[1], 'empty').touch()\n"
         "time.sleep(1000)\n"
@@ -198,9 +198,12 @@ def test_memory_is_that_of_the_process_and_its_children_at_its_highest(tmp_path:
     watch = MemoryWatch(parent.pid)
     try:
         watch.start()
-        deadline = time.monotonic() + 30
-        while not (tmp_path / "empty").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until((tmp_path / "full").exists)
+        full = tree_bytes(parent.pid)
+        assert full is not None
+        wait_until(lambda: (watch._most or 0) > full - (1 << 20))
+        (tmp_path / "seen").touch()
+        wait_until((tmp_path / "empty").exists)
         most = watch.stop()
         now = tree_bytes(parent.pid)
     finally:

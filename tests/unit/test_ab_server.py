@@ -1,10 +1,13 @@
 """The driver `server` against a small real server: what is asked, when, and what is measured."""
 
+import asyncio
 import json
 import random
+import selectors
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,11 +20,13 @@ from statecache.ab.cache import ArmError
 from statecache.ab.records import Run
 from statecache.ab.server import Server
 from statecache.ab.server_arm import ServerArm, ServerSettings
+from statecache.ab.server_load import at_their_times
 from statecache.ab.server_model import vocabulary_of
 from statecache.ab.server_process import ServerProcess
 from statecache.ab.statistics import Pair, compare, default_repeats
 from statecache.ab.workloads import Workload
 from statecache.errors import SettingsError
+from waiting import wait_until
 
 # Session, milliseconds, blocks, tokens of the answer.
 Line = tuple[str, int, list[int], int]
@@ -54,9 +59,10 @@ def play(
 ) -> Answers:
     """Play on a server that was attached to; its first two requests are not of the workload."""
     arm = ServerArm(name="a", url=server.url, vocabulary=VOCABULARY)
-    asking = ServerSettings(tokens_a_block=TOKENS_A_BLOCK, salt=1, **settings)
+    asking = ServerSettings(tokens_a_block=TOKENS_A_BLOCK, salt=1)
     with closing(Server(arm, asking, Path("none"), "0")) as driver:
         driver.start(longest)
+        driver._settings = msgspec.structs.replace(asking, **settings)
         return driver.play(asked, asked.asked(seed), seed)
 
 
@@ -104,14 +110,15 @@ def test_another_seed_finds_nothing_of_the_seed_before(tmp_path: Path) -> None:
 
 
 def test_times_are_those_of_the_server(tmp_path: Path) -> None:
-    """30 ms to the first token and 20 ms to each of two more."""
+    """30 ms to the first token and 20 ms to each of two more, at least."""
+    start = time.perf_counter()
     with standing_in(first_ms=30, between_ms=20) as server:
         answers = play(server, workload(tmp_path, [("a", 0, [1], 3)], loop="closed"))
     (one,) = answers.answered
     (first, _), _, (last, tokens) = one.pieces
     assert tokens == 1
-    assert 0.030 <= first < 5
-    assert 0.070 <= last <= one.ended_at - one.asked_at < 10
+    assert 0.030 <= first <= last
+    assert 0.070 <= last <= one.ended_at - one.asked_at <= time.perf_counter() - start
     assert sum(one.gaps) == pytest.approx(last - first)
     (record,) = answers.records()
     assert (record["ttft_ms"], record["output_tokens"]) == (round(1000 * first, 3), 3)
@@ -120,6 +127,7 @@ def test_times_are_those_of_the_server(tmp_path: Path) -> None:
 
 def test_tokens_that_come_together_share_their_time(tmp_path: Path) -> None:
     """The first of five alone, then two and two."""
+    start = time.perf_counter()
     with standing_in("lumps", between_ms=20) as server:
         answers = play(server, workload(tmp_path, [("a", 0, [1], 5)], loop="closed"))
     (one,) = answers.answered
@@ -127,7 +135,7 @@ def test_tokens_that_come_together_share_their_time(tmp_path: Path) -> None:
     (first, _), (second, _), (third, _) = one.pieces
     halves = [(second - first) / 2] * 2 + [(third - second) / 2] * 2
     assert one.gaps == pytest.approx(halves)
-    assert 0.08 <= third < 10
+    assert 0.08 <= third <= time.perf_counter() - start
 
 
 def test_without_a_word_of_the_server_a_piece_is_a_token(tmp_path: Path) -> None:
@@ -154,7 +162,7 @@ def test_a_closed_loop_has_so_many_sessions_at_once_and_keeps_their_order(tmp_pa
     lines: list[Line] = [
         (session, 0, [block], 1) for block, session in enumerate("abcadac", start=1)
     ]
-    with standing_in(first_ms=20) as server:
+    with standing_in(first_ms=20, together=2) as server:
         play(server, workload(tmp_path, lines, loop="closed", at_once=2))
         assert server.most_at_once == 2
         order = blocks_of(server)
@@ -168,20 +176,57 @@ def test_a_closed_loop_has_so_many_sessions_at_once_and_keeps_their_order(tmp_pa
         assert server.most_at_once == 1
         assert blocks_of(server) == [1, 4, 6, 2, 3, 7, 5]
         assert blocks_of(server) == [one.hash_ids[0] for one in one_by_one.trace(0).requests]
-    with standing_in(first_ms=300) as server:
+    with standing_in(first_ms=20, together=4) as server:
         play(server, workload(tmp_path, lines, loop="closed"))
         assert server.most_at_once == 4
 
 
-def test_an_open_loop_asks_at_its_times_answered_or_not(tmp_path: Path) -> None:
-    """At ten times the speed the second comes after 0.2 s and the third after 0.6; each takes 2."""
-    lines: list[Line] = [("a", at, [at // 1000], 1) for at in (1000, 3000, 7000)]
-    with standing_in(first_ms=2000) as server:
+OPEN = (1000, 3000, 7000)  # at ten times the speed after 0, 0.2 and 0.6 s
+
+
+def test_an_open_loop_asks_without_an_answer_before(tmp_path: Path) -> None:
+    """None is answered before all three are there."""
+    lines: list[Line] = [("a", at, [at // 1000], 1) for at in OPEN]
+    with standing_in(together=3) as server:
         answers = play(server, workload(tmp_path, lines), speed=10)
         assert server.most_at_once == 3
-        assert blocks_of(server) == [1, 3, 7]
+        assert sorted(blocks_of(server)) == [1, 3, 7]
     for one, due in zip(answers.answered, (0, 0.2, 0.6), strict=True):
-        assert due <= one.asked_at < due + 0.5
+        assert due <= one.asked_at
+
+
+class TimelessLoop(asyncio.SelectorEventLoop):
+    """An event loop that does not sleep: its time jumps to what it waits for."""
+
+    def __init__(self) -> None:
+        loop = self
+
+        class Selector(selectors.SelectSelector):
+            def select(self, timeout: float | None = None) -> Any:
+                loop.now += timeout or 0
+                return super().select(0)
+
+        self.now = 0.0
+        super().__init__(Selector())
+
+    def time(self) -> float:
+        return self.now
+
+
+def test_an_open_loop_asks_at_its_times(tmp_path: Path) -> None:
+    """Each answer takes 2 s."""
+    lines: list[Line] = [("a", at, [at // 1000], 1) for at in OPEN]
+    asked = workload(tmp_path, lines).asked(0)
+    with closing(TimelessLoop()) as loop:
+        begun: list[tuple[int, float]] = []
+
+        async def ask(number: int) -> None:
+            begun.append((number, loop.time()))
+            await asyncio.sleep(2)
+
+        loop.run_until_complete(at_their_times(asked, 10, ask))
+        assert begun == [(0, 0), (1, pytest.approx(0.2)), (2, pytest.approx(0.6))]
+        assert loop.time() == pytest.approx(2.6)
 
 
 @pytest.mark.parametrize(
@@ -197,11 +242,13 @@ def test_an_open_loop_asks_at_its_times_answered_or_not(tmp_path: Path) -> None:
 )
 def test_ten_errors_in_a_row_end_an_arm(mode: str, problem: str, tmp_path: Path) -> None:
     lines: list[Line] = [("a", 0, [block], 2) for block in range(1000)]
+    seconds = 0.2 if mode == "hangs" else 600
     with standing_in(mode) as server:
         with pytest.raises(ArmError) as caught:
-            play(server, workload(tmp_path, lines, loop="closed"), request_seconds=0.2)
+            play(server, workload(tmp_path, lines, loop="closed"), request_seconds=seconds)
         assert str(caught.value).startswith(problem)
-        assert len(server.prompts) == 2 + 10
+        # One that was given up at once may not have arrived.
+        assert len(server.prompts) == 2 + 10 or mode == "hangs"
 
 
 def test_a_few_errors_are_counted_and_the_rest_is_measured(tmp_path: Path) -> None:
@@ -318,17 +365,13 @@ def test_the_end_of_a_server_is_that_of_its_children(
     script.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     process = ServerProcess(ServerArm(name="a", command=f"{script} {{port}}"), Path("log"))
-    while not Path("pids").exists():
-        time.sleep(0.02)
+    wait_until(Path("pids").exists)
     assert process.alive
     assert process.fate() == "log: said"
     process.close()
     assert process.fate() == "the server ended with status -9; log: said"
     for pid in Path("pids").read_text().split():
-        deadline = time.monotonic() + 5
-        while _runs(pid) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not _runs(pid)
+        wait_until(lambda pid=pid: not _runs(pid))
 
 
 def _runs(pid: str) -> bool:

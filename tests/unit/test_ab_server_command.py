@@ -9,40 +9,59 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 from ab_servers import ASKING, PROGRAM, WORK, attached, plan, result_of
 from replay_support import COMMAND, assert_one_line, run, with_default_signals
-from stand_in_server import standing_in
+from stand_in_server import Clock, standing_in
+from statecache.ab import server_client
+from statecache.ab.answers import Answers
 from statecache.ab.bench import Bench, Cell, Trial
+from statecache.ab.command import ab_command
 from statecache.ab.plans import read_plan
 from statecache.ab.server import Server
 from statecache.ab.server_arm import ServerArm, ServerSettings
 from statecache.ab.servers import Servers
 from statecache.ab.workloads import Workload
 from statecache.errors import SettingsError
+from waiting import DEADLINE_SECONDS, wait_until
 
 
 def gone(pids: Path) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids.read_text().split())
 
 
-def test_a_slower_server_is_found_and_arms_on_one_server_share_no_cache(tmp_path: Path) -> None:
-    """B and its twin ask one server: had they the same tokens, the twin would hit more.
+@pytest.mark.usefixtures("own_handlers")
+def test_a_slower_server_is_found_and_arms_on_one_server_share_no_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By 59 ms and more, on a clock that the servers alone set.
+
+    B and its twin ask one server: had they the same tokens, the twin would hit more.
 
     Each of the last 11 requests of a run (the first is warm-up) of 16 tokens finds the prefix of 8
     if it was asked before, from the fifth on: 8 * 8 of 11 * 16 tokens.
     """
-    with standing_in(first_ms=60) as slow, standing_in() as fast:
-        arms = (attached("a", slow.url), attached("b", fast.url), attached("twin", fast.url))
-        done = run("ab", *sum(arms, ()), *ASKING, "--repeats", 9, "-o", "out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    clock = Clock()
+    monkeypatch.setattr(server_client, "time", clock)
+    with (
+        standing_in(first_ms=60, between_ms=1, clock=clock) as slow,
+        standing_in(first_ms=1, between_ms=1, clock=clock) as fast,
+    ):
+        urls = {"a": slow.url, "b": fast.url, "twin": fast.url}
+        ab_command(
+            arm=[attached(name, url)[1] for name, url in urls.items()],
+            workload=WORK,
+            servers=ASKING[3],
+            repeats=9,
+            output=tmp_path / "out",
+        )
     result = result_of(tmp_path / "out")
     assert [(one["arm"], one["seed"]) for one in result["runs"]] == [
         (arm, seed) for seed in range(9) for arm in ("a", "b", "twin")
@@ -107,15 +126,28 @@ def test_a_server_that_dies_is_left_out_and_none_is_left_behind(more: str, tmp_p
     assert gone(pids)
 
 
+class HastyServer(Server):
+    """Gives the arm `bad` 0.3 s for an answer, once it is ready; the others have all the time."""
+
+    def play(self, *given: Any, **more: Any) -> Answers:
+        if self._arm.name == "bad":
+            self._settings = msgspec.structs.replace(self._settings, request_seconds=0.3)
+        return super().play(*given, **more)
+
+
+@pytest.mark.usefixtures("own_handlers")
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [("hangs", "no answer within 0.3 s"), ("fails", 'status 500: {"error": "out of luck"}')],
 )
-def test_a_server_that_hangs_or_fails_is_left_out(mode: str, reason: str, tmp_path: Path) -> None:
+def test_a_server_that_hangs_or_fails_is_left_out(
+    mode: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mode == "hangs":
+        monkeypatch.setattr("statecache.ab.servers.Server", HastyServer)
     file = plan(tmp_path, a=PROGRAM, bad=f"{PROGRAM} --mode {mode}", b=PROGRAM)
-    asking = ("--workload", WORK, "--servers", "tokens_a_block=8,request_seconds=0.3")
-    done = run("ab", file, *asking, "--repeats", 1, "-o", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
+    asked = {"workload": WORK, "servers": "tokens_a_block=8", "repeats": 1}
+    ab_command(file, **asked, output=tmp_path / "out")
     (failure,) = result_of(tmp_path / "out")["failures"]
     assert failure["arm"] == "bad"
     assert f"failed: {reason}; {tmp_path / 'out' / 'server-bad.log'}: " in failure["reason"]
@@ -133,23 +165,23 @@ def test_a_server_that_hangs_or_fails_is_left_out(mode: str, reason: str, tmp_pa
 def test_an_interrupt_ends_the_servers_and_leaves_complete_files(
     when: str, number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
-    pids, out = tmp_path / "pids", tmp_path / "out"
+    pids, asked, out = tmp_path / "pids", tmp_path / "asked", tmp_path / "out"
     slow = f"{PROGRAM} --pids {pids} --first-ms 50"
-    second = slow if when == "while it answers" else "sleep 1000 {port}"
+    second = f"{slow} --asked {asked}" if when == "while it answers" else "sleep 1000 {port}"
     second = f"/bin/sh -c 'echo $$ >> {pids}; exec {second}'"
     process = subprocess.Popen(
-        [COMMAND, "ab", str(plan(tmp_path, a=slow, b=second)), *ASKING, "-o", str(out)],
+        [COMMAND, "ab", plan(tmp_path, a=slow, b=second), *ASKING, "--repeats", "10000", "-o", out],
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=with_default_signals,
     )
     try:
-        _wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+        wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
         if when == "while it answers":
-            _wait_until(lambda: bool(list(out.glob(".*.part"))))
-            time.sleep(2)
+            # Two requests show that all is well; the third comes after the first run of arm a.
+            wait_until(lambda: asked.exists() and asked.stat().st_size > 2)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=DEADLINE_SECONDS)
         was_gone = gone(pids)
     finally:
         process.kill()
@@ -161,8 +193,8 @@ def test_an_interrupt_ends_the_servers_and_leaves_complete_files(
     if when == "while it starts":
         assert not (out / "result.json").exists()
         return
-    ready, interrupted, results = errors.splitlines()[-3:]
-    assert ready.startswith("arm b: tests 9.9, model stand-in, ready after ")
+    *said, interrupted, results = errors.splitlines()
+    assert any(one.startswith("arm b: tests 9.9, model stand-in, ready after ") for one in said)
     assert interrupted.startswith("statecache: interrupted after ")
     assert results.startswith("Results: ")
     result = result_of(out)
@@ -274,13 +306,6 @@ def test_an_interrupt_at_any_instruction_leaves_no_server_up(
         if reached:
             break
     assert most > 100
-
-
-def _wait_until(true: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_what_cannot_be_reached_or_started_is_one_line(tmp_path: Path) -> None:
