@@ -8,8 +8,9 @@ import hashlib
 import io
 import sys
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, BinaryIO
+from typing import IO, TYPE_CHECKING, Annotated, BinaryIO, TypeVar
 
 import msgspec
 
@@ -18,7 +19,21 @@ from statecache.errors import SettingsError, TraceError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["BLOCK_TOKENS", "MAX_IDS", "MAX_LINE_BYTES", "Request", "Trace", "read_trace"]
+__all__ = [
+    "BLOCK_TOKENS",
+    "MAX_IDS",
+    "MAX_LINE_BYTES",
+    "MAX_MILLISECONDS",
+    "BlockId",
+    "Length",
+    "Request",
+    "StoredFile",
+    "Trace",
+    "decode_line",
+    "described",
+    "opened",
+    "read_trace",
+]
 
 BLOCK_TOKENS = 512
 MAX_LINE_BYTES = 64 * 2**20
@@ -30,7 +45,8 @@ _MAX_RATIO = 100
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
-_Time = msgspec.Meta(ge=0, le=2**53)  # what a float holds exactly
+MAX_MILLISECONDS = 2**53  # what a float holds exactly
+_Time = msgspec.Meta(ge=0, le=MAX_MILLISECONDS)
 Milliseconds = Annotated[int, _Time] | Annotated[float, _Time]
 Length = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 BlockId = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -53,6 +69,9 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     def blocks(self) -> int:
         """The number of whole blocks of the prompt: only as many ids count."""
         return self.input_length // BLOCK_TOKENS
+
+
+AnyRequest = TypeVar("AnyRequest", bound=Request)
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -100,6 +119,55 @@ def read_trace(source: str, *, limit: int | None = None, stdin: BinaryIO | None 
     """
     if limit is not None and limit < 1:
         raise SettingsError(f"limit is {limit}: give at least 1 request")
+    with opened(source, stdin) as stored:
+        return _read(stored, limit)
+
+
+class StoredFile:
+    """The lines of a file, plain or gzip, told by its first bytes."""
+
+    def __init__(self, name: str, raw: IO[bytes]) -> None:
+        self.name = name
+        self._hashing = _HashingReader(raw)
+        self._buffered = io.BufferedReader(self._hashing, 2**20)
+        self._stream: IO[bytes] | gzip.GzipFile = self._buffered
+        if self._buffered.peek(2)[:2] == _GZIP_MAGIC:
+            self._stream = gzip.GzipFile(fileobj=self._buffered)
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield each line with its number, from 1. Raises `TraceError` for one without an end."""
+        number, unpacked = 1, 0
+        while line := self._line(number):
+            unpacked += len(line)
+            if unpacked > max(_PACKED_FREELY, _MAX_RATIO * self._hashing.count):
+                problem = f"unpacks to more than {_MAX_RATIO} times its size: unpack it first"
+                raise TraceError(self.name, problem, number)
+            yield number, line
+            number += 1
+
+    def digest(self) -> str:
+        """Read to the end; return the SHA-256 of the bytes as stored."""
+        while self._buffered.read(2**20):
+            pass
+        return self._hashing.sha256.hexdigest()
+
+    def _line(self, number: int) -> bytes:
+        try:
+            line = self._stream.readline(MAX_LINE_BYTES + 1)
+        except EOFError as error:
+            problem = "gzip data is cut off here: fetch it again"
+            raise TraceError(self.name, problem, number) from error
+        except (gzip.BadGzipFile, zlib.error) as error:
+            problem = f"gzip data is damaged here ({error})"
+            raise TraceError(self.name, problem, number) from error
+        if len(line) > MAX_LINE_BYTES:
+            raise TraceError(self.name, f"is longer than {MAX_LINE_BYTES} bytes", number)
+        return line
+
+
+@contextmanager
+def opened(source: str, stdin: BinaryIO | None = None) -> Iterator[StoredFile]:
+    """Open the file `source`, or stdin for "-". What fails to be read raises `TraceError`."""
     if not source:
         raise SettingsError("TRACE is empty: name a file, or - for stdin")
     name = "stdin" if source == "-" else source
@@ -107,9 +175,10 @@ def read_trace(source: str, *, limit: int | None = None, stdin: BinaryIO | None 
         if source == "-":
             if stdin is None and sys.stdin is None:
                 raise TraceError(name, "cannot be read (it is closed)")
-            return _read(name, stdin or sys.stdin.buffer, limit)
+            yield StoredFile(name, stdin or sys.stdin.buffer)
+            return
         with Path(source).open("rb") as file:
-            return _read(name, file, limit)
+            yield StoredFile(name, file)
     except OSError as error:
         raise TraceError(name, f"cannot be read ({error.strerror or error})") from error
     except ValueError as error:
@@ -118,18 +187,13 @@ def read_trace(source: str, *, limit: int | None = None, stdin: BinaryIO | None 
         raise TraceError(name, f"cannot be opened ({error})") from error
 
 
-def _read(name: str, raw: IO[bytes], limit: int | None) -> Trace:
-    hashing = _HashingReader(raw)
-    buffered = io.BufferedReader(hashing, 2**20)
-    stream: IO[bytes] | gzip.GzipFile = buffered
-    if buffered.peek(2)[:2] == _GZIP_MAGIC:
-        stream = gzip.GzipFile(fileobj=buffered)
+def _read(stored: StoredFile, limit: int | None) -> Trace:
     decoder = msgspec.json.Decoder(Request)
     requests: list[Request] = []
     seed: int | None = None
     number = 0
-    for number, line in _lines(name, stream, hashing):
-        request = _parse(name, number, line, decoder)
+    for number, line in stored.lines():
+        request = decode_line(stored.name, number, line, decoder)
         if number == 1:
             seed = _seed(line)
         if request.blocks:
@@ -138,36 +202,14 @@ def _read(name: str, raw: IO[bytes], limit: int | None) -> Trace:
             break
     if not requests:
         problem = "is empty" if number == 0 else "has no request of a whole block of 512 tokens"
-        raise TraceError(name, problem + ": give a trace with requests")
-    while buffered.read(2**20):
-        pass
-    return Trace(name, hashing.sha256.hexdigest(), seed, requests)
+        raise TraceError(stored.name, problem + ": give a trace with requests")
+    return Trace(stored.name, stored.digest(), seed, requests)
 
 
-def _lines(
-    name: str, stream: IO[bytes] | gzip.GzipFile, stored: _HashingReader
-) -> Iterator[tuple[int, bytes]]:
-    number, unpacked = 1, 0
-    while True:
-        try:
-            line = stream.readline(MAX_LINE_BYTES + 1)
-        except EOFError as error:
-            raise TraceError(name, "gzip data is cut off here: fetch it again", number) from error
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise TraceError(name, f"gzip data is damaged here ({error})", number) from error
-        if not line:
-            return
-        if len(line) > MAX_LINE_BYTES:
-            raise TraceError(name, f"is longer than {MAX_LINE_BYTES} bytes", number)
-        unpacked += len(line)
-        if unpacked > max(_PACKED_FREELY, _MAX_RATIO * stored.count):
-            problem = f"unpacks to more than {_MAX_RATIO} times its size: unpack it first"
-            raise TraceError(name, problem, number)
-        yield number, line
-        number += 1
-
-
-def _parse(name: str, number: int, line: bytes, decoder: msgspec.json.Decoder[Request]) -> Request:
+def decode_line(
+    name: str, number: int, line: bytes, decoder: msgspec.json.Decoder[AnyRequest]
+) -> AnyRequest:
+    """Return the request of a line. Raises `TraceError` naming file, line and field."""
     if not line.strip():
         raise TraceError(name, "is blank: remove it", number)
     if line.startswith(codecs.BOM_UTF8):
@@ -180,7 +222,7 @@ def _parse(name: str, number: int, line: bytes, decoder: msgspec.json.Decoder[Re
     except RecursionError as error:
         raise TraceError(name, "is nested too deeply", number) from error
     except msgspec.ValidationError as error:
-        raise TraceError(name, _bad_field(str(error)), number) from error
+        raise TraceError(name, described(str(error)), number) from error
     except msgspec.DecodeError as error:
         raise TraceError(name, f"is not a JSON object ({error})", number) from error
     if len(record.hash_ids) < record.blocks:
@@ -200,7 +242,8 @@ def _seed(line: bytes) -> int | None:
         return None
 
 
-def _bad_field(message: str) -> str:
+def described(message: str) -> str:
+    """Return what msgspec says of a wrong field, the field first."""
     problem, _, path = message.partition(" - at `$.")
     if path:
         return f"field {path.rstrip('`')}: {problem.lower()}"
