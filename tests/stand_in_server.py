@@ -26,6 +26,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from waiting import Clock
+
 BLOCK = 4
 VOCABULARY = 1000
 MODEL = "stand-in"
@@ -43,16 +45,6 @@ METRICS = {
     ],
 }
 _ODD_LINES = {"long": b"x" * 5_000_000, "deep": b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"}
-
-
-class Clock:
-    """Stands in for the module `time` where times are taken."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
 
 
 class StandIn:

@@ -19,7 +19,7 @@ import pytest
 
 from ab_servers import ASKING, PROGRAM, WORK, attached, plan, result_of
 from replay_support import COMMAND, assert_one_line, run, with_default_signals
-from stand_in_server import Clock, standing_in
+from stand_in_server import standing_in
 from statecache.ab import server_client
 from statecache.ab.answers import Answers
 from statecache.ab.bench import Bench, Cell, Trial
@@ -30,7 +30,7 @@ from statecache.ab.server_arm import ServerArm, ServerSettings
 from statecache.ab.servers import Servers
 from statecache.ab.workloads import Workload
 from statecache.errors import SettingsError
-from waiting import DEADLINE_SECONDS, wait_until
+from waiting import DEADLINE_SECONDS, Clock, wait_until
 
 
 def gone(pids: Path) -> bool:

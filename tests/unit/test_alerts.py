@@ -102,7 +102,7 @@ def outcome(
     file = folder / "test.yml"
     file.write_text(json.dumps({"rule_files": [str(RULES)], "tests": [test]}))
     return subprocess.run(
-        [str(PROMTOOL), "test", "rules", str(file)], capture_output=True, text=True, timeout=60
+        [str(PROMTOOL), "test", "rules", str(file)], capture_output=True, text=True, timeout=600
     )
 
 
@@ -123,7 +123,7 @@ def test_the_rules_are_sound() -> None:
         [str(PROMTOOL), "check", "rules", "--lint-fatal", str(RULES)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 rules found" in done.stdout

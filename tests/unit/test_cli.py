@@ -124,7 +124,7 @@ def test_the_json_holds_rows_settings_and_origin(trace: Path, tmp_path: Path) ->
 def test_stdin_and_gzip_give_the_same_rows(trace: Path) -> None:
     packed = gzip.compress(trace.read_bytes())
     piped = subprocess.run(
-        [COMMAND, "replay", "-"], input=packed, capture_output=True, check=True, timeout=60
+        [COMMAND, "replay", "-"], input=packed, capture_output=True, check=True, timeout=600
     )
     assert piped.stdout.decode() == run("replay", trace).stdout
 
@@ -289,9 +289,13 @@ sys.argv[1:] = {arguments}
 sys.exit(main())
 """
     plain = program.replace("{arguments}", repr(["replay", str(trace)]))
-    done = subprocess.run([sys.executable, "-c", plain], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", plain], capture_output=True, text=True, timeout=600
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == run("replay", trace).stdout
     drawn = program.replace("{arguments}", repr(["replay", str(trace), "--plot", "x.png"]))
-    done = subprocess.run([sys.executable, "-c", drawn], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", drawn], capture_output=True, text=True, timeout=600
+    )
     assert_one_line(done, "--plot: matplotlib is not installed: pip install 'statecache[plot]'")

@@ -5,7 +5,6 @@ import os
 import pty
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from replay_support import (
     with_default_signals,
     write_trace,
 )
+from waiting import DEADLINE_SECONDS, wait_until
 
 PROMPTS = [[1, 2], [3, 4], [1, 2, 5], [3, 4, 6], [1, 2, 7]]
 
@@ -33,7 +33,7 @@ def shell(command: str, trace: Path) -> subprocess.CompletedProcess[str]:
         ["/bin/bash", "-c", command, COMMAND, str(trace)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_SECONDS,
         cwd=trace.parent,
     )
 
@@ -122,7 +122,10 @@ def test_devices_are_written_and_stay_devices(trace: Path) -> None:
 def test_a_full_stdout_is_one_line(trace: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [COMMAND, "replay", str(trace)], stdout=full, stderr=subprocess.PIPE, timeout=60
+            [COMMAND, "replay", str(trace)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=DEADLINE_SECONDS,
         )
     assert done.returncode == 1
     assert done.stderr == b"statecache: output: No space left on device\n"
@@ -134,7 +137,9 @@ def test_a_full_stdout_is_one_line(trace: Path) -> None:
 )
 def test_a_reader_that_leaves_causes_no_traceback(command: str, trace: Path) -> None:
     done = subprocess.run(
-        ["/bin/sh", "-c", command, COMMAND, str(trace)], capture_output=True, timeout=60
+        ["/bin/sh", "-c", command, COMMAND, str(trace)],
+        capture_output=True,
+        timeout=DEADLINE_SECONDS,
     )
     assert done.stderr == b""
 
@@ -148,11 +153,9 @@ def test_an_interrupt_writes_nothing(number: signal.Signals, tmp_path: Path) -> 
         stderr=subprocess.PIPE,
         preexec_fn=with_default_signals,
     )
-    deadline = time.monotonic() + 30
-    while not list(tmp_path.glob(".*.part")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: list(tmp_path.glob(".*.part")) or process.poll() is not None)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=DEADLINE_SECONDS)
     assert (process.returncode, errors) == (128 + number, b"")
     assert list(tmp_path.iterdir()) == [out]
     assert out.read_text() == "earlier"
@@ -167,11 +170,9 @@ def test_an_interrupt_while_loading_shows_no_traceback(tmp_path: Path) -> None:
 def test_an_ignored_hangup_stays_ignored(tmp_path: Path) -> None:
     command = 'trap "" HUP; exec "$0" generate agent --sessions 300 --turns 60 -o out'
     process = subprocess.Popen(["/bin/sh", "-c", command, COMMAND], cwd=tmp_path)
-    deadline = time.monotonic() + 30
-    while not list(tmp_path.glob(".*.part")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: list(tmp_path.glob(".*.part")) or process.poll() is not None)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=DEADLINE_SECONDS) == 0
 
 
 def test_a_terminal_gets_progress_on_stderr(trace: Path) -> None:
@@ -180,7 +181,7 @@ def test_a_terminal_gets_progress_on_stderr(trace: Path) -> None:
         [COMMAND, "replay", str(trace), "--slots", "1,2,3"],
         stdout=subprocess.PIPE,
         stderr=theirs,
-        timeout=60,
+        timeout=DEADLINE_SECONDS,
         env={**os.environ, "TERM": "xterm"},
     )
     os.close(theirs)

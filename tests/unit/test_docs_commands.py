@@ -11,7 +11,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -38,6 +37,7 @@ RUN_BY_ANOTHER_TEST = {  # the file, and what it holds if it still does so
     "sglang serve MODEL": ("tests/engines/sglang/test_quickstart.py", "sglang serve MODEL"),
     "statecache ab --arm off:url=": ("tests/unit/test_ab_server_command.py", "url="),
     "statecache ab PLAN.toml": ("tests/unit/test_ab_server_measures.py", "ab-servers.toml"),
+    "statecache fit --url": ("tests/unit/test_fit.py", "fit_command(None, url"),
     "statecache ab --experiment sessions": ("tests/unit/test_ab_experiments.py", "sessions"),
 }
 NOT_RUN = {
@@ -75,24 +75,12 @@ RUN_HERE = [c for c in commands() if not listed(c, NOT_RUN) and not listed(c, RU
 
 
 class Server(BaseHTTPRequestHandler):
-    """Prefills 50 us a token and 0.1 us a token squared; the plugin is active."""
+    """The metrics of a server in which the plugin is active."""
 
     def do_GET(self) -> None:
-        if self.path == "/metrics":
-            return self.answer(b'statecache_active{engine="vllm",policy="gds"} 1.0\n')
-        return self.answer(json.dumps({"data": [{"id": "tiny", "max_model_len": 2048}]}).encode())
-
-    def do_POST(self) -> None:
-        n = len(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"])
-        time.sleep(0.02 + 5e-5 * n + 1e-7 * n * n)
-        details = {"cached_tokens": 0}
-        usage = {"prompt_tokens": n, "prompt_tokens_details": details}
-        self.answer(json.dumps({"usage": usage}).encode())
-
-    def answer(self, body: bytes) -> None:
-        self.send_response(200)
+        self.send_response(200 if self.path == "/metrics" else 404)
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(b'statecache_active{engine="vllm",policy="gds"} 1.0\n')
 
     def log_message(self, *_: object) -> None:
         pass
@@ -140,7 +128,7 @@ def test_a_command_runs(command: str, url: str, trace: Path, tmp_path: Path) -> 
     words = words_of(command, url, trace, tmp_path)
     environment = {**os.environ, "NO_PROXY": "127.0.0.1", "MPLBACKEND": "agg"}
     done = subprocess.run(
-        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
     )
     # Without an engine in this environment doctor has to say no.
     no_engine = words[1] == "doctor" and "--url" not in words

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import threading
-import time
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
@@ -13,15 +12,18 @@ from pathlib import Path
 import pytest
 
 from replay_support import assert_one_line, run
+from statecache import fit_server
 from statecache.errors import SettingsError
 from statecache.fit import Measurement, fit_cost, read_measurements
 from statecache.fit_cli import fit_command
 from statecache.fit_server import default_lengths
+from waiting import Clock
 
 pytest.importorskip("scipy")
 
 # 0.5 + 0.001 n + 0.4 n n / 2e5: 0.5 + 1 + 2, 0.5 + 2 + 8, 0.5 + 3 + 18, 0.5 + 4 + 32
 BY_HAND = {1000: 3.5, 2000: 10.5, 3000: 21.5, 4000: 36.5}
+clock = Clock()
 LENGTHS = "200,400,800,1600"
 HAND_CSV = "tokens,seconds\n1000,3.5\n2000,10.5\n3000,21.5\n4000,36.5\n"
 
@@ -241,7 +243,10 @@ def test_default_lengths_are_powers_of_two_of_the_longest() -> None:
 
 @contextmanager
 def model_server(reused: int | None = 0, status: int = 200, most: int = 2048):
-    """Takes 10 ms, 50 us a token and 100 ms * n * n / 1e6, as the OpenAI API says it."""
+    """Takes 10 ms, 50 us a token and 100 ms * n * n / 1e6 by its clock, which nothing else moves.
+
+    Speaks as the OpenAI API.
+    """
     seen: list[list[int]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -254,7 +259,7 @@ def model_server(reused: int | None = 0, status: int = 200, most: int = 2048):
             assert (self.path, body["model"], body["max_tokens"]) == ("/v1/completions", "tiny", 1)
             n = len(body["prompt"])
             seen.append(body["prompt"])
-            time.sleep(0.01 + 5e-5 * n + 0.1 * n * n / 1e6)
+            clock.now += 0.01 + 5e-5 * n + 0.1 * n * n / 1e6
             details = None if reused is None else {"cached_tokens": reused}
             self.answer(status, {"usage": {"prompt_tokens": n, "prompt_tokens_details": details}})
 
@@ -278,21 +283,23 @@ def model_server(reused: int | None = 0, status: int = 200, most: int = 2048):
 
 @pytest.mark.parametrize("reused", [0, None])
 def test_a_server_is_measured_with_prompts_of_its_own_each_time(
-    reused: int | None, tmp_path: Path
+    reused: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = tmp_path / "m.csv"
+    saved, out = tmp_path / "m.csv", tmp_path / "fit.json"
+    monkeypatch.setattr(fit_server, "time", clock)
     with model_server(reused) as (url, seen):
-        options = ("--lengths", LENGTHS, "--repeats", 2, "--save", saved, "--json", "-")
-        done = run("fit", "--url", url, *options)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+        asked = {"lengths": LENGTHS, "repeats": 2, "request_seconds": 600}
+        fit_command(None, url, **asked, save=saved, json=out, plot=tmp_path / "fit.png")
+    found = json.loads(out.read_bytes())
     assert found["model"] == "tiny"
-    # 0.1 / 1e6 = 0.02 / 2e5; what the server sleeps is only a lower bound of what is measured
-    assert found["fit"]["quadratic"] == pytest.approx(0.02, rel=0.4)
+    # 0.1 / 1e6 = 0.02 / 2e5
+    assert found["fit"]["quadratic"] == pytest.approx(0.02)
+    assert found["fit"]["linear"] == pytest.approx(5e-5)
+    assert found["fit"]["overhead_seconds"] == pytest.approx(0.01)
     assert [len(prompt) for prompt in seen] == [200, *[200, 400, 800, 1600] * 2]
     assert len({tuple(prompt[:16]) for prompt in seen}) == 9
     assert [one.tokens for one in read_measurements(saved)] == [200, 400, 800, 1600] * 2
-    assert all(0.02 < one.seconds < 30 for one in read_measurements(saved))
+    assert read_measurements(saved)[0].seconds == pytest.approx(0.01 + 0.01 + 0.004)
 
 
 def test_a_server_that_reuses_or_refuses_is_one_line() -> None:
