@@ -9,12 +9,11 @@
 
 #include "initialised.h"
 #include "statecache/cost_model.h"
-#include "statecache/learned_index.h"
+#include "statecache/policies.h"
 #include "statecache/state_index.h"
 
 namespace py = pybind11;
 using statecache::CostModel;
-using statecache::LearnedIndex;
 using statecache::StateId;
 using statecache::StateIndex;
 
@@ -40,10 +39,6 @@ std::vector<int64_t> to_int64s(const py::iterable& numbers) {
   std::vector<int64_t> values;
   for (const py::handle number : numbers) values.push_back(to_int64(number));
   return values;
-}
-
-const LearnedIndex* as_learned(const StateIndex& index) {
-  return dynamic_cast<const LearnedIndex*>(&index);
 }
 
 }  // namespace
@@ -100,6 +95,10 @@ PYBIND11_MODULE(_index, m) {
             .format(model.linear(), model.quadratic());
       });
 
+  py::tuple names(statecache::policies().size());
+  for (size_t row = 0; row < names.size(); ++row) names[row] = statecache::policies()[row].name;
+  m.attr("POLICIES") = names;
+
   py::class_<StateIndex>(m, "StateIndex")
       // By itself pybind11 ends the process in the oldest protocols.
       .def("__reduce_ex__",
@@ -108,8 +107,8 @@ PYBIND11_MODULE(_index, m) {
            })
       .def(py::init([](const std::string& policy, const CostModel& cost,
                        std::optional<Integer> slots, Integer ghosts) {
-             return statecache::make_index(
-                 policy, cost, slots ? std::optional(slots->value) : std::nullopt, ghosts.value);
+             const auto count = slots ? std::optional(slots->value) : std::nullopt;
+             return statecache::make_index(policy, {cost, count, ghosts.value});
            }),
            py::arg("policy") = "gds", py::arg("cost") = CostModel(), py::arg("slots") = py::none(),
            py::arg("ghosts") = 4096)
@@ -117,7 +116,7 @@ PYBIND11_MODULE(_index, m) {
           "on_prompt",
           [](StateIndex& index, const py::iterable& points, const py::iterable& depths,
              Integer resumable, const py::iterable& admitted) {
-            if (as_learned(index) == nullptr) return;
+            if (!index.needs_prompts()) return;  // the rest takes as long as the prompt
             index.on_prompt(to_int64s(points), to_int64s(depths), resumable.value,
                             to_int64s(admitted));
           },
@@ -162,28 +161,13 @@ PYBIND11_MODULE(_index, m) {
           py::arg("state"))
       .def_property_readonly("watermark", &StateIndex::watermark)
       .def(
-          "rank",
-          [](const StateIndex& index, Integer state) {
-            const LearnedIndex* learned = as_learned(index);
-            return learned ? learned->rank(state.value) : index.priority(state.value);
-          },
+          "rank", [](const StateIndex& index, Integer state) { return index.rank(state.value); },
           py::arg("state"))
-      .def_property_readonly(
-          "order",
-          [](const StateIndex& index) {
-            const LearnedIndex* learned = as_learned(index);
-            return std::string(learned ? name_of(learned->order()) : name_of(index.policy()));
-          })
-      .def_property_readonly("ghosts",
-                             [](const StateIndex& index) {
-                               const LearnedIndex* learned = as_learned(index);
-                               return learned ? learned->ghosts() : 0;
-                             })
-      .def_property_readonly("points",
-                             [](const StateIndex& index) {
-                               const LearnedIndex* learned = as_learned(index);
-                               return learned ? learned->points() : 0;
-                             })
+      .def_property_readonly("policy", &StateIndex::policy)
+      .def_property_readonly("needs_prompts", &StateIndex::needs_prompts)
+      .def_property_readonly("order", &StateIndex::order)
+      .def_property_readonly("ghosts", &StateIndex::ghosts)
+      .def_property_readonly("points", &StateIndex::points)
       .def("check", &StateIndex::check)
       .def("__len__", &StateIndex::size)
       .def(

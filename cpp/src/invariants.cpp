@@ -7,26 +7,26 @@
 #include <string>
 #include <vector>
 
-#include "statecache/members.h"
-#include "statecache/state_index.h"
+#include "tracked_states.h"
+#include "tree_index.h"
 
 namespace statecache {
 
 namespace {
 
-int bucket_of(uint64_t age) {
+int age_bucket(uint64_t age) {
   if (age < 2) return 0;
-  return std::min(LearnedTable::kBuckets - 1, static_cast<int>(std::bit_width(age)) - 1);
+  return std::min(LearnedTable::kAgeBuckets - 1, static_cast<int>(std::bit_width(age)) - 1);
 }
 
 }  // namespace
 
-void StateIndex::broken(const char* invariant, StateId state) {
+void TreeIndex::broken(const char* invariant, StateId state) {
   throw std::logic_error(std::string("broken invariant: ") + invariant + ", state " +
                          std::to_string(state));
 }
 
-void StateIndex::check() const {
+void TreeIndex::check() const {
   if (slot_of_.size() + free_slots_.size() != nodes_.size()) {
     throw std::logic_error("broken invariant: resident + free slots = all slots");
   }
@@ -34,7 +34,7 @@ void StateIndex::check() const {
   check_heap();
 }
 
-void StateIndex::check_tree() const {
+void TreeIndex::check_tree() const {
   size_t resident = 0;
   for (Slot slot = 0; slot < nodes_.size(); ++slot) {
     const Node& node = nodes_[slot];
@@ -64,7 +64,7 @@ void StateIndex::check_tree() const {
   if (resident != slot_of_.size()) throw std::logic_error("broken invariant: count of residents");
 }
 
-void StateIndex::check_heap() const {
+void TreeIndex::check_heap() const {
   for (size_t at = 0; at < heap_.size(); ++at) {
     const auto& [key, slot] = heap_[at];
     const Node& node = nodes_[slot];
@@ -81,39 +81,39 @@ void StateIndex::check_heap() const {
   }
 }
 
-void Members::check() const {
+void TrackedStates::check() const {
   const auto require = [](bool holds, const char* invariant) {
     if (!holds) throw std::logic_error(std::string("broken invariant: ") + invariant);
   };
-  std::array<uint32_t, LearnedTable::kCells> counts{};
+  std::array<uint32_t, LearnedTable::kClassBuckets> counts{};
   size_t ghosts = 0;
-  for (Node node = 0; node < members_.size(); ++node) {
-    const Member& entry = members_[node];
+  for (Node node = 0; node < tracked_.size(); ++node) {
+    const TrackedState& entry = tracked_[node];
     if (!entry.in) continue;
-    ++counts[entry.cell];
+    ++counts[entry.bucket];
     ghosts += entry.resident ? 0 : 1;
-    require(entry.above == find_above(node), "a member's parent is the nearest above");
+    require(entry.above == find_above(node), "a tracked state's parent is the nearest above");
     uint32_t children = 0;
     for_each_child(node, [&](Node) { ++children; });
-    require(entry.children == children, "a member counts its children");
-    const int cell = class_of(node) * kBuckets + bucket_of(now() - entry.last);
-    require(entry.cell == cell, "a member is in the cell of its class and age");
+    require(entry.children == children, "a tracked state counts its children");
+    const int expected = class_of(node) * kAgeBuckets + age_bucket(now() - entry.last);
+    require(entry.bucket == expected, "a tracked state is in the bucket of its class and age");
     if (!entry.resident) continue;
-    std::vector<Cell> lent, held;
-    collect_ghosts(node, lent);
-    if (entry.nest != kNoNest) {
-      const Nest& nest = nests_[entry.nest];
-      require(nest.heir == node, "a nest knows its heir");
-      for (const auto& [some, count] : nest.cells) {
-        held.insert(held.end(), count, some);
-        require(table_.index(some) <= table_.index(nest.best), "a nest knows its best cell");
+    std::vector<ClassBucket> below, held;
+    collect_ghosts(node, below);
+    if (entry.group != kNoGroup) {
+      const GhostGroup& group = groups_[entry.group];
+      require(group.inheritor == node, "a group knows its inheritor");
+      for (const auto& [bucket, count] : group.buckets) {
+        held.insert(held.end(), count, bucket);
+        require(table_.index(bucket) <= table_.index(group.best), "a group knows its best bucket");
       }
     }
-    std::sort(lent.begin(), lent.end());
+    std::sort(below.begin(), below.end());
     std::sort(held.begin(), held.end());
-    require(lent == held, "a nest counts its ghosts");
+    require(below == held, "a group counts its ghosts");
   }
-  require(counts == counts_, "members are counted by cell");
+  require(counts == counts_, "tracked states are counted by bucket");
   require(ghosts == ghosts_, "ghosts are counted");
 }
 

@@ -1,33 +1,32 @@
-#include "statecache/learned_index.h"
+#include "learned_index.h"
 
 #include <stdexcept>
 #include <string>
 
-#include "statecache/learned_guard.h"
+#include "policy_factories.h"
+#include "shadow_selector.h"
 
 namespace statecache {
 
-std::string_view name_of(LearnedIndex::Order order) {
+std::unique_ptr<StateIndex> make_learned(const PolicyOptions& options) {
+  return std::make_unique<LearnedIndex>(options.cost, options.slots, options.ghosts);
+}
+
+std::string_view LearnedIndex::name_of(Order order) {
   switch (order) {
-    case LearnedIndex::Order::kGds:
+    case Order::kGds:
       return "gds";
-    case LearnedIndex::Order::kLru:
+    case Order::kLru:
       return "lru";
     default:
       return "learned";
   }
 }
 
-std::unique_ptr<StateIndex> make_index(std::string_view policy, CostModel cost,
-                                       std::optional<int64_t> slots, int64_t ghosts) {
-  if (policy == "learned") return std::make_unique<LearnedIndex>(cost, slots, ghosts);
-  return std::make_unique<StateIndex>(parse_policy(policy), cost);
-}
-
 LearnedIndex::LearnedIndex(CostModel cost, size_t ghosts, std::shared_ptr<PointTree> points)
-    : StateIndex(Policy::kGds, cost),
+    : TreeIndex(cost),
       points_(std::move(points)),
-      members_(*points_, ghosts, [this](PointNode node) { rank_changed(slot_at_[node]); }) {
+      tracked_(*points_, ghosts, [this](PointNode node) { rank_changed(slot_at_[node]); }) {
   rebuild_heap(HeapOrder::kNone);
 }
 
@@ -35,9 +34,9 @@ LearnedIndex::LearnedIndex(CostModel cost, std::optional<int64_t> slots, int64_t
     : LearnedIndex(cost, static_cast<size_t>(ghosts), std::make_shared<PointTree>()) {
   if (ghosts < 0) throw std::invalid_argument("cannot remember fewer than 0 ghosts");
   if (!slots) return;
-  if (*slots < 1) throw std::invalid_argument("the guard needs 1 slot or more");
-  guard_ = std::make_unique<LearnedGuard>(points_, cost, static_cast<size_t>(*slots),
-                                          static_cast<size_t>(ghosts));
+  if (*slots < 1) throw std::invalid_argument("the policy learned needs 1 slot or more");
+  selector_ = std::make_unique<ShadowSelector>(points_, cost, static_cast<size_t>(*slots),
+                                               static_cast<size_t>(ghosts));
 }
 
 LearnedIndex::~LearnedIndex() = default;
@@ -66,114 +65,120 @@ void LearnedIndex::on_prompt(std::span<const StateId> points, std::span<const in
   std::vector<PointNode> nodes;
   for (const size_t place : places) nodes.push_back(path[place]);
   const auto first = static_cast<size_t>(resumable);
-  if (guard_) guard_->settle();
+  if (selector_) selector_->settle();
   look_up(path, first, nodes);
-  if (guard_) {
-    guard_->look_up(path, first, nodes);
-    follow(guard_->order());
+  if (selector_) {
+    selector_->look_up(path, first, nodes);
+    activate(selector_->active());
   }
 }
 
 void LearnedIndex::look_up(std::span<const PointNode> path, size_t resumable,
                            std::span<const PointNode> admitted) {
-  members_.look_up(path, resumable, admitted);
+  tracked_.look_up(path, resumable, admitted);
 }
 
 void LearnedIndex::insert(StateId state, int64_t depth, std::optional<StateId> parent,
                           std::span<const StateId> children, bool end) {
   if (!contains(state)) points_->check_depth(state, depth);
-  StateIndex::insert(state, depth, parent, children);
+  TreeIndex::insert(state, depth, parent, children);
   const Slot slot = slot_of(state);
   std::vector<PointNode> below;
   for (const StateId child : children) below.push_back(point_of_[slot_of(child)]);
   const PointNode above = parent ? point_of_[slot_of(*parent)] : kNone;
   const PointNode node = points_->ensure(state, static_cast<int32_t>(depth), above, below);
-  if (slot >= point_of_.size()) point_of_.resize(nodes_.size(), kNone);
+  if (slot >= point_of_.size()) point_of_.resize(slots(), kNone);
   if (node >= slot_at_.size()) slot_at_.resize(points_->capacity(), kNone);
   point_of_[slot] = node;
   slot_at_[node] = slot;
-  members_.set(node, end);
+  tracked_.set(node, end);
   rank_changed(slot);
 }
 
 void LearnedIndex::touch(StateId state, bool end) {
-  StateIndex::touch(state);
-  members_.use(point_of_[slot_of(state)], end);
+  TreeIndex::touch(state);
+  tracked_.use(point_of_[slot_of(state)], end);
 }
 
 void LearnedIndex::drop(std::span<const StateId> points) {
   for (const StateId point : points) {
-    if (guard_) guard_->drop(point);
+    if (selector_) selector_->drop(point);
     dropping_ = true;
     if (contains(point)) erase(point);
     dropping_ = false;
     const PointNode node = points_->find(point);
-    if (node != kNone && members_.contains(node)) members_.forget(node);
+    if (node != kNone && tracked_.contains(node)) tracked_.forget(node);
   }
 }
 
-LearnedIndex::Order LearnedIndex::order() const { return order_; }
-
-uint64_t LearnedIndex::comparisons() const {
-  return counters().comparisons + heaps_.comparisons() + (guard_ ? guard_->comparisons() : 0);
+HeapCounters LearnedIndex::counters() const {
+  HeapCounters all = TreeIndex::counters();
+  all.comparisons += heaps_.comparisons();
+  if (selector_) {
+    const HeapCounters beside = selector_->counters();
+    all.comparisons += beside.comparisons;
+    all.repushes += beside.repushes;
+  }
+  return all;
 }
 
 double LearnedIndex::rank(StateId state) const {
   const Slot slot = slot_of(state);
-  return members_.worth(members_.best_cell(point_of_[slot])) * nodes_[slot].gain;
+  return tracked_.index_of(tracked_.best_bucket(point_of_[slot])) * node_at(slot).gain;
 }
 
-void LearnedIndex::follow(Order order) {
-  if (order == order_) return;
-  order_ = order;
+void LearnedIndex::activate(Order order) {
+  if (order == active_) return;
+  active_ = order;
   // What was evicted in another order has raised the watermark far above the stamps of gds.
-  if (order == Order::kGds) adopt(guard_->gds());
+  if (order == Order::kGds) adopt(selector_->gds());
   heaps_.clear();
   rebuild_heap(order == Order::kGds   ? HeapOrder::kPriority
                : order == Order::kLru ? HeapOrder::kLastUse
                                       : HeapOrder::kNone);
-  for (Slot slot = 0; slot < nodes_.size(); ++slot) rank_changed(slot);
+  for (Slot slot = 0; slot < slots(); ++slot) rank_changed(slot);
 }
 
 void LearnedIndex::rank_changed(Slot slot) {
-  if (order_ != Order::kLearned) return;
+  if (active_ != Order::kLearned) return;
   const PointNode point = point_of(slot);
   if (point == kNone) return;  // on its way in or out
   if (!can_go(slot)) {
-    heaps_.take(slot);
+    heaps_.remove(slot);
     return;
   }
-  heaps_.file(slot, members_.best_cell(point), nodes_[slot].gain, nodes_[slot].last_use);
+  heaps_.update(slot, tracked_.best_bucket(point), node_at(slot).gain, node_at(slot).last_use);
 }
 
 void LearnedIndex::removing(Slot slot) {
-  heaps_.take(slot);
+  heaps_.remove(slot);
   const PointNode point = point_of_[slot];
   point_of_[slot] = kNone;
   slot_at_[point] = kNone;
-  members_.evict(point);
-  if (!dropping_) members_.trim();
+  tracked_.evict(point);
+  if (!dropping_) tracked_.trim();
 }
 
 LearnedIndex::Slot LearnedIndex::lowest() {
-  if (order_ != Order::kLearned) return StateIndex::lowest();
-  return heaps_.lowest([this](CellHeaps::Cell cell) { return members_.worth(cell); });
+  if (active_ != Order::kLearned) return TreeIndex::lowest();
+  return heaps_.lowest(
+      [this](BucketHeaps::ClassBucket bucket) { return tracked_.index_of(bucket); });
 }
 
 void LearnedIndex::check() const {
-  StateIndex::check();
-  members_.check();
-  if (guard_) guard_->check();
-  if (!heaps_.in_order()) throw std::logic_error("broken invariant: heaps of cells");
-  for (Slot slot = 0; slot < nodes_.size(); ++slot) {
-    const Node& node = nodes_[slot];
-    const bool filed = heaps_.filed(slot);
-    if (filed != (order_ == Order::kLearned && can_go(slot))) {
-      broken("a victim under learned is filed", node.id);
+  TreeIndex::check();
+  tracked_.check();
+  if (selector_) selector_->check();
+  if (!heaps_.in_order()) throw std::logic_error("broken invariant: heaps of buckets");
+  for (Slot slot = 0; slot < slots(); ++slot) {
+    const Node& node = node_at(slot);
+    const bool held = heaps_.contains(slot);
+    if (held != (active_ == Order::kLearned && can_go(slot))) {
+      broken("a victim under learned is in a heap", node.id);
     }
-    if (filed &&
-        !heaps_.filed_as(slot, members_.best_cell(point_of_[slot]), node.gain, node.last_use)) {
-      broken("a state is filed where it belongs", node.id);
+    if (held &&
+        !heaps_.holds(slot, tracked_.best_bucket(point_of_[slot]), node.gain, node.last_use)) {
+      broken("a state is in the heap of its bucket", node.id);
     }
   }
 }

@@ -1,4 +1,4 @@
-#include "statecache/learned_table.h"
+#include "learned_table.h"
 
 #include <algorithm>
 
@@ -6,8 +6,8 @@ namespace statecache {
 
 namespace {
 
-constexpr int kBuckets = LearnedTable::kBuckets;
-using Row = std::array<double, kBuckets>;
+constexpr int kAgeBuckets = LearnedTable::kAgeBuckets;
+using Row = std::array<double, kAgeBuckets>;
 
 constexpr std::array<double, LearnedTable::kRoles> kRolePriors = {1.0, 0.3, 0.3, 0.05, 0.05, 0.05};
 
@@ -15,16 +15,16 @@ constexpr std::array<double, LearnedTable::kRoles> kRolePriors = {1.0, 0.3, 0.3,
 // of being resumed by one request. Ratios are compared by multiplication and divided once.
 void gittins(const Row& rates, double* index) {
   Row kept, resumed, waited;
-  for (int b = 0; b < kBuckets; ++b) {
+  for (int b = 0; b < kAgeBuckets; ++b) {
     double left = 1.0 - rates[b];
     for (int square = 0; square < std::max(1, b); ++square) left *= left;  // ^ width of the bucket
     kept[b] = left;
     resumed[b] = 1.0 - left;
     waited[b] = (1.0 - left) / rates[b];
   }
-  for (int b = 0; b < kBuckets; ++b) {
+  for (int b = 0; b < kAgeBuckets; ++b) {
     double alive = 1, chance = 0, time = 0, best_chance = 0, best_time = 1;
-    for (int j = b; j < kBuckets; ++j) {
+    for (int j = b; j < kAgeBuckets; ++j) {
       chance += alive * resumed[j];
       time += alive * waited[j];
       alive *= kept[j];
@@ -40,21 +40,21 @@ void gittins(const Row& rates, double* index) {
 
 }  // namespace
 
-void LearnedTable::expose(const std::array<uint32_t, kCells>& members) {
-  std::array<uint64_t, kRoles * kBuckets> of_role{};
-  for (size_t cell = 0; cell < kCells; ++cell) {
-    if (members[cell] == 0) continue;
-    exposure_[cell] += static_cast<double>(uint64_t{kEvery} * members[cell]);
-    of_role[role_cell(static_cast<Cell>(cell))] += members[cell];
+void LearnedTable::expose(const std::array<uint32_t, kClassBuckets>& states) {
+  std::array<uint64_t, kRoles * kAgeBuckets> of_role{};
+  for (size_t bucket = 0; bucket < kClassBuckets; ++bucket) {
+    if (states[bucket] == 0) continue;
+    exposure_[bucket] += static_cast<double>(uint64_t{kEvery} * states[bucket]);
+    of_role[role_bucket(static_cast<ClassBucket>(bucket))] += states[bucket];
   }
-  for (size_t cell = 0; cell < of_role.size(); ++cell) {
-    role_exposure_[cell] += static_cast<double>(kEvery * of_role[cell]);
+  for (size_t bucket = 0; bucket < of_role.size(); ++bucket) {
+    role_exposure_[bucket] += static_cast<double>(kEvery * of_role[bucket]);
   }
 }
 
-void LearnedTable::hit(Cell cell) {
-  role_hits_[role_cell(cell)] += 1;
-  hits_[cell] += 1;
+void LearnedTable::hit(ClassBucket bucket) {
+  role_hits_[role_bucket(bucket)] += 1;
+  hits_[bucket] += 1;
 }
 
 void LearnedTable::halve() {
@@ -67,23 +67,23 @@ void LearnedTable::halve() {
 void LearnedTable::rebuild() {
   for (int role = 0; role < kRoles; ++role) {
     Row of_role;
-    for (int b = 0; b < kBuckets; ++b) {
+    for (int b = 0; b < kAgeBuckets; ++b) {
       const double prior = 0.25 / static_cast<double>(b == 0 ? 1 : 1 << b) * kRolePriors[role];
-      const size_t cell = static_cast<size_t>(role * kBuckets + b);
-      of_role[b] = (role_hits_[cell] + 0.5) / (role_exposure_[cell] + 0.5 / prior);
+      const size_t bucket = static_cast<size_t>(role * kAgeBuckets + b);
+      of_role[b] = (role_hits_[bucket] + 0.5) / (role_exposure_[bucket] + 0.5 / prior);
     }
     const double* unseen = nullptr;  // the index of kinds of which nothing has been seen
     for (int kind = 0; kind < kKinds; ++kind) {
-      const size_t first = static_cast<size_t>((role * kKinds + kind) * kBuckets);
+      const size_t first = static_cast<size_t>((role * kKinds + kind) * kAgeBuckets);
       bool seen = false;
       Row rates;
-      for (int b = 0; b < kBuckets; ++b) {
+      for (int b = 0; b < kAgeBuckets; ++b) {
         const double hits = hits_[first + b], exposure = exposure_[first + b];
         seen = seen || hits > 0 || exposure > 0;
         rates[b] = std::min(0.999, (hits + 1) / (exposure + 1 / of_role[b]));
       }
       if (!seen && unseen != nullptr) {
-        std::copy_n(unseen, kBuckets, &index_[first]);
+        std::copy_n(unseen, kAgeBuckets, &index_[first]);
         continue;
       }
       gittins(rates, &index_[first]);

@@ -1,4 +1,4 @@
-#include "statecache/point_tree.h"
+#include "point_tree.h"
 
 #include <algorithm>
 #include <stdexcept>

@@ -7,6 +7,9 @@ names the id, and a call that raises changes nothing.
 
 from collections.abc import Iterable
 
+POLICIES: tuple[str, ...]
+"""The names of the policies, in the order of the C++ table."""
+
 class CostModel:
     """cost(a, b) = linear * (b - a) + quadratic * (b*b - a*a) / 2e5, in IEEE doubles.
 
@@ -30,9 +33,9 @@ class StateIndex:
     chance that this state is the one resumed, learnt by kind and age, times its gain; an id is then
     the key of a prefix: the same one after an eviction). O(log n) a call.
 
-    With `slots` a guard plays learned, gds and lru beside "learned", without data, and the index
-    follows whoever saves most. `ghosts` evicted states are remembered. The other policies ignore
-    `slots`, `ghosts`, `end` and `on_prompt`.
+    With `slots` "learned" plays itself, gds and lru beside the cache, without data, and evicts in
+    the order of the one that saves most. It remembers `ghosts` evicted states. The other policies
+    ignore `slots`, `ghosts`, `end` and `on_prompt`.
     """
 
     def __init__(
@@ -114,16 +117,24 @@ class StateIndex:
         """Return what the lowest of is evicted next: learned's own measure, else the priority."""
 
     @property
+    def policy(self) -> str:
+        """The name that it was made with."""
+
+    @property
+    def needs_prompts(self) -> bool:
+        """Whether `on_prompt` does anything; then an id is the key of a prefix."""
+
+    @property
     def order(self) -> str:
-        """Whose order is followed now: the policy, or under learned what its guard chose."""
+        """The policy whose order is followed now: its own, or the one that learned has chosen."""
 
     @property
     def ghosts(self) -> int:
-        """Evicted states that learned still knows."""
+        """How many evicted states it remembers."""
 
     @property
     def points(self) -> int:
-        """Prefix points that learned knows: those of states, ghosts and recent paths."""
+        """How many prefix points it knows: those of states, ghosts and recent prompts."""
 
     @property
     def watermark(self) -> float: ...

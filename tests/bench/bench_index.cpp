@@ -4,11 +4,12 @@
 
 #include <cstdint>
 #include <ctime>
+#include <memory>
 #include <optional>
 #include <random>
 #include <vector>
 
-#include "statecache/state_index.h"
+#include "statecache/policies.h"
 
 namespace statecache {
 namespace {
@@ -26,7 +27,7 @@ double cpu_seconds() {
 class Sessions {
  public:
   explicit Sessions(int64_t states) : tips_(static_cast<size_t>(states / 8 + 1)) {
-    while (static_cast<int64_t>(index_.size()) < states) grow(plan());
+    while (static_cast<int64_t>(index_->size()) < states) grow(plan());
     for (int64_t use = 0; use < states; ++use) touch(pick());
   }
 
@@ -37,28 +38,28 @@ class Sessions {
   Growth plan() { return {random_() % tips_.size(), 400 + static_cast<int64_t>(random_() % 256)}; }
   void grow(const Growth& growth) {
     Tip& tip = tips_[growth.session];
-    const bool alive = tip.depth > 0 && index_.contains(tip.state);
+    const bool alive = tip.depth > 0 && index_->contains(tip.state);
     const int64_t depth = (alive ? tip.depth : 0) + growth.tokens;
-    index_.insert(++last_, depth, alive ? std::optional(tip.state) : std::nullopt, {});
+    index_->insert(++last_, depth, alive ? std::optional(tip.state) : std::nullopt, {});
     tip = {last_, depth};
   }
   // A state that is resident.
   StateId pick() {
     for (;;) {
       const Tip& tip = tips_[random_() % tips_.size()];
-      if (tip.depth > 0 && index_.contains(tip.state)) return tip.state;
+      if (tip.depth > 0 && index_->contains(tip.state)) return tip.state;
     }
   }
-  void touch(StateId state) { index_.touch(state); }
-  void evict() { benchmark::DoNotOptimize(index_.evict(1)); }
-  const HeapCounters& counters() const { return index_.counters(); }
+  void touch(StateId state) { index_->touch(state); }
+  void evict() { benchmark::DoNotOptimize(index_->evict(1)); }
+  HeapCounters counters() const { return index_->counters(); }
 
  private:
   struct Tip {
     StateId state = 0;
     int64_t depth = 0;
   };
-  StateIndex index_;
+  std::unique_ptr<StateIndex> index_ = make_index("gds");
   std::vector<Tip> tips_;
   StateId last_ = 0;
   std::mt19937_64 random_{7};

@@ -1,4 +1,5 @@
-// Cost of `learned`, guard included, for each depth offered or matched. See tests/bench/README.md.
+// Cost of `learned`, shadows included, for each depth offered or matched. See
+// tests/bench/README.md.
 
 #include <benchmark/benchmark.h>
 
@@ -18,7 +19,7 @@ double cpu_seconds() {
 void serve(benchmark::State& state) {
   LearnedSessions sessions(state.range(0));
   const uint64_t offered = sessions.depths_offered();
-  const uint64_t compared = sessions.index().comparisons();
+  const uint64_t compared = sessions.index().counters().comparisons;
   double seconds = 0;
   for (auto _ : state) {
     const double start = cpu_seconds();
@@ -29,7 +30,7 @@ void serve(benchmark::State& state) {
   const auto depths = static_cast<double>(sessions.depths_offered() - offered);
   state.counters["ns_a_depth"] = seconds * 1e9 / depths;
   state.counters["comparisons_a_depth"] =
-      static_cast<double>(sessions.index().comparisons() - compared) / depths;
+      static_cast<double>(sessions.index().counters().comparisons - compared) / depths;
 }
 
 BENCHMARK(serve)->RangeMultiplier(10)->Range(1000, 100000)->UseManualTime()->Iterations(20);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "statecache/gds_queue.h"
+#include "statecache/policies.h"
 #include "statecache/reuse_queue.h"
 
 namespace statecache {
@@ -259,7 +260,8 @@ struct GdsPool {
     index.insert(state, depth, std::nullopt, {});
     pool.queue.committed(state, name);
   }
-  StateIndex index = StateIndex(Policy::kGds, CostModel(1, 0));
+  std::unique_ptr<StateIndex> made = make_index("gds", {.cost = CostModel(1, 0)});
+  StateIndex& index = *made;
   Pool<GdsQueue> pool;
 };
 

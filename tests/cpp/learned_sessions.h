@@ -1,23 +1,26 @@
-// Sessions that grow by a point a turn, served through `learned` with its guard.
+// Sessions that grow by a point a turn, served through `learned` with its shadows.
 
 #ifndef STATECACHE_TESTS_LEARNED_SESSIONS_H_
 #define STATECACHE_TESTS_LEARNED_SESSIONS_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <random>
 #include <vector>
 
-#include "statecache/learned_index.h"
+#include "statecache/policies.h"
 
 namespace statecache {
 
 class LearnedSessions {
  public:
   explicit LearnedSessions(int64_t slots)
-      : index_(CostModel(), slots, 4096), slots_(static_cast<size_t>(slots)), paths_(slots_ / 4) {
-    while (index_.size() < slots_) serve();
+      : index_(make_index("learned", {.slots = slots})),
+        slots_(static_cast<size_t>(slots)),
+        paths_(slots_ / 4) {
+    while (index_->size() < slots_) serve();
     for (int64_t request = 0; request < slots; ++request) serve();  // until it is steady
   }
 
@@ -30,31 +33,31 @@ class LearnedSessions {
     for (size_t point = 1; point <= path.size(); ++point) {
       depths_.push_back(static_cast<int64_t>(point) * 8192);
     }
-    index_.on_prompt(path, depths_, std::ssize(path) - 1, path);
+    index_->on_prompt(path, depths_, std::ssize(path) - 1, path);
     depths_offered_ += path.size();
     size_t resident = path.size() - 1;  // how many points the one resumed from is deep
-    while (resident > 0 && !index_.contains(path[resident - 1])) --resident;
+    while (resident > 0 && !index_->contains(path[resident - 1])) --resident;
     const std::optional<StateId> hit =
         resident > 0 ? std::optional(path[resident - 1]) : std::nullopt;
     if (hit) {
-      index_.touch(*hit);
-      index_.pin(*hit);
+      index_->touch(*hit);
+      index_->pin(*hit);
     }
     std::optional<StateId> above = hit;
     for (size_t point = resident; point < path.size(); ++point) {
-      if (index_.size() >= slots_) index_.evict(1);
-      while (above && !index_.contains(*above)) above = hit;
-      index_.insert(path[point], depths_[point], above, {}, point + 1 == path.size());
+      if (index_->size() >= slots_) index_->evict(1);
+      while (above && !index_->contains(*above)) above = hit;
+      index_->insert(path[point], depths_[point], above, {}, point + 1 == path.size());
       above = path[point];
     }
-    if (hit) index_.unpin(*hit);
+    if (hit) index_->unpin(*hit);
   }
 
   uint64_t depths_offered() const { return depths_offered_; }
-  const LearnedIndex& index() const { return index_; }
+  const StateIndex& index() const { return *index_; }
 
  private:
-  LearnedIndex index_;
+  std::unique_ptr<StateIndex> index_;
   size_t slots_;
   std::vector<std::vector<StateId>> paths_;
   std::vector<int64_t> depths_;

@@ -6,12 +6,15 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <random>
 #include <span>
 #include <string>
 #include <tuple>
 #include <vector>
+
+#include "statecache/policies.h"
 
 namespace statecache {
 namespace {
@@ -20,7 +23,7 @@ constexpr StateId A = 1, B = 2, C = 3;
 const std::vector<StateId> kNobody;
 
 // One second a token, so that a gain is a distance in tokens.
-StateIndex by_distance() { return StateIndex(Policy::kGds, CostModel(1, 0)); }
+std::unique_ptr<StateIndex> by_distance() { return make_index("gds", {.cost = CostModel(1, 0)}); }
 
 TEST(CostModelTest, RefusesUnusableCoefficients) {
   const double inf = std::numeric_limits<double>::infinity();
@@ -38,88 +41,79 @@ TEST(CostModelTest, DeepestStateDoesNotOverflow) {
   EXPECT_EQ(CostModel(0, 1).cost(0, kMaxDepth), 4611686014132420608.0 / 2e5);
 }
 
-TEST(PolicyTest, UnknownNameListsTheKnownOnes) {
-  EXPECT_EQ(parse_policy("lru"), Policy::kLru);
-  try {
-    parse_policy("mru");
-    FAIL();
-  } catch (const std::invalid_argument& error) {
-    EXPECT_STREQ(error.what(), "unknown policy 'mru': use gds, lru or learned");
-  }
-}
-
 TEST(StateIndexTest, EvictsTheCheapestToRebuildFirst) {
-  StateIndex index = by_distance();
-  index.insert(A, 1000, std::nullopt, {});
-  index.insert(B, 1010, A, {});
-  index.insert(C, 500, std::nullopt, {});
-  EXPECT_EQ(index.evict(5), (std::vector<StateId>{B, C, A}));
-  EXPECT_EQ(index.size(), 0U);
+  const auto index = by_distance();
+  index->insert(A, 1000, std::nullopt, {});
+  index->insert(B, 1010, A, {});
+  index->insert(C, 500, std::nullopt, {});
+  EXPECT_EQ(index->evict(5), (std::vector<StateId>{B, C, A}));
+  EXPECT_EQ(index->size(), 0U);
 }
 
 TEST(StateIndexTest, PeekReturnsWhatEvictTakes) {
-  StateIndex index = by_distance();
-  EXPECT_FALSE(index.peek());
-  index.insert(A, 1000, std::nullopt, {});
-  index.insert(B, 500, std::nullopt, {});
-  EXPECT_EQ(index.peek(), B);
-  index.pin(B);
-  EXPECT_EQ(index.peek(), A);
-  index.unpin(B);
-  EXPECT_EQ(index.peek(), B);
-  EXPECT_EQ(index.size(), 2U);
-  index.check();
-  index.begin_walk();
-  EXPECT_THROW(index.peek(), std::logic_error);
+  const auto index = by_distance();
+  EXPECT_FALSE(index->peek());
+  index->insert(A, 1000, std::nullopt, {});
+  index->insert(B, 500, std::nullopt, {});
+  EXPECT_EQ(index->peek(), B);
+  index->pin(B);
+  EXPECT_EQ(index->peek(), A);
+  index->unpin(B);
+  EXPECT_EQ(index->peek(), B);
+  EXPECT_EQ(index->size(), 2U);
+  index->check();
+  index->begin_walk();
+  EXPECT_THROW(index->peek(), std::logic_error);
 }
 
 TEST(StateIndexTest, InsertingAboveLowersAndEvictingAboveRaises) {
-  StateIndex index = by_distance();
-  index.insert(B, 30, std::nullopt, {});
-  index.insert(A, 20, std::nullopt, std::vector<StateId>{B});
-  EXPECT_EQ(index.priority(B), 10);
-  EXPECT_EQ(index.evict(1), std::vector<StateId>{B});
-  index.insert(B, 30, A, {});  // watermark 10
-  index.erase(A);
-  EXPECT_EQ(index.priority(B), 40);
-  index.check();
+  const auto index = by_distance();
+  index->insert(B, 30, std::nullopt, {});
+  index->insert(A, 20, std::nullopt, std::vector<StateId>{B});
+  EXPECT_EQ(index->priority(B), 10);
+  EXPECT_EQ(index->evict(1), std::vector<StateId>{B});
+  index->insert(B, 30, A, {});  // watermark 10
+  index->erase(A);
+  EXPECT_EQ(index->priority(B), 40);
+  index->check();
 }
 
 TEST(StateIndexTest, LruIsTheTieRuleAlone) {
-  StateIndex index(Policy::kLru);
-  index.insert(A, 60000, std::nullopt, {});
-  index.insert(B, 1, std::nullopt, {});
-  index.touch(A);
-  EXPECT_EQ(index.evict(2), (std::vector<StateId>{B, A}));
-  EXPECT_EQ(index.watermark(), 0);
+  const auto index = make_index("lru");
+  index->insert(A, 60000, std::nullopt, {});
+  index->insert(B, 1, std::nullopt, {});
+  index->touch(A);
+  EXPECT_EQ(index->evict(2), (std::vector<StateId>{B, A}));
+  EXPECT_EQ(index->watermark(), 0);
 }
 
 TEST(StateIndexTest, ErrorsNameTheStateAndChangeNothing) {
-  StateIndex index = by_distance();
-  index.insert(A, 10, std::nullopt, {});
-  EXPECT_THROW(index.insert(A, 10, std::nullopt, {}), std::invalid_argument);
-  EXPECT_THROW(index.insert(B, -1, std::nullopt, {}), std::invalid_argument);
-  EXPECT_THROW(index.insert(B, kMaxDepth + 1, std::nullopt, {}), std::invalid_argument);
-  EXPECT_THROW(index.insert(B, 10, A, {}), std::invalid_argument);
-  EXPECT_THROW(index.insert(B, 5, std::nullopt, std::vector<StateId>{A, A}), std::invalid_argument);
-  EXPECT_THROW(index.insert(B, 5, std::nullopt, std::vector<StateId>{A, C}), UnknownState);
-  EXPECT_THROW(index.touch(B), UnknownState);
-  EXPECT_THROW(index.unpin(A), std::invalid_argument);
-  EXPECT_THROW(index.next_victim(), std::logic_error);
-  EXPECT_THROW(index.end_walk(), std::logic_error);
-  index.check();
-  EXPECT_EQ(index.size(), 1U);
-  EXPECT_EQ(index.priority(A), 10);
+  const auto index = by_distance();
+  index->insert(A, 10, std::nullopt, {});
+  EXPECT_THROW(index->insert(A, 10, std::nullopt, {}), std::invalid_argument);
+  EXPECT_THROW(index->insert(B, -1, std::nullopt, {}), std::invalid_argument);
+  EXPECT_THROW(index->insert(B, kMaxDepth + 1, std::nullopt, {}), std::invalid_argument);
+  EXPECT_THROW(index->insert(B, 10, A, {}), std::invalid_argument);
+  EXPECT_THROW(index->insert(B, 5, std::nullopt, std::vector<StateId>{A, A}),
+               std::invalid_argument);
+  EXPECT_THROW(index->insert(B, 5, std::nullopt, std::vector<StateId>{A, C}), UnknownState);
+  EXPECT_THROW(index->touch(B), UnknownState);
+  EXPECT_THROW(index->unpin(A), std::invalid_argument);
+  EXPECT_THROW(index->next_victim(), std::logic_error);
+  EXPECT_THROW(index->end_walk(), std::logic_error);
+  index->check();
+  EXPECT_EQ(index->size(), 1U);
+  EXPECT_EQ(index->priority(A), 10);
 }
 
 TEST(StateIndexTest, ExtremeIdsAndDepths) {
-  StateIndex index;
+  const auto index = make_index("gds");
   const StateId lowest = std::numeric_limits<StateId>::min();
   const StateId highest = std::numeric_limits<StateId>::max();
-  index.insert(highest, kMaxDepth, std::nullopt, {});
-  index.insert(lowest, 0, std::nullopt, std::vector<StateId>{highest});
-  EXPECT_EQ(index.priority(lowest), 0);
-  EXPECT_EQ(index.evict(2), (std::vector<StateId>{lowest, highest}));
+  index->insert(highest, kMaxDepth, std::nullopt, {});
+  index->insert(lowest, 0, std::nullopt, std::vector<StateId>{highest});
+  EXPECT_EQ(index->priority(lowest), 0);
+  EXPECT_EQ(index->evict(2), (std::vector<StateId>{lowest, highest}));
 }
 
 // Recomputes every priority from its definition and keeps its own tree and order of uses.
@@ -181,7 +175,7 @@ class RandomEvents : public testing::TestWithParam<unsigned> {};
 TEST_P(RandomEvents, AgreeWithRecomputingEverything) {
   std::mt19937 random(GetParam());
   const auto below = [&](size_t n) { return static_cast<int64_t>(random() % n); };
-  StateIndex index;
+  const auto index = make_index("gds");
   Model model;
   StateId next = 0;
   for (int event = 0; event < 20000; ++event) {
@@ -194,35 +188,35 @@ TEST_P(RandomEvents, AgreeWithRecomputingEverything) {
       const int64_t depth = (rooted ? 0 : at->second.depth) + 1 + below(2000);
       std::vector<StateId> children = model.below(rooted ? std::nullopt : parent, depth);
       if (roll % 2) children.clear();
-      index.insert(++next, depth, rooted ? std::nullopt : parent, children);
-      model.insert(next, depth, rooted ? std::nullopt : parent, children, index.watermark());
+      index->insert(++next, depth, rooted ? std::nullopt : parent, children);
+      model.insert(next, depth, rooted ? std::nullopt : parent, children, index->watermark());
     } else if (roll < 60) {
-      index.touch(at->first);
-      model.use(at->first, index.watermark());
+      index->touch(at->first);
+      model.use(at->first, index->watermark());
     } else if (roll < 65) {
-      index.pin(at->first);
+      index->pin(at->first);
       ++at->second.pins;
     } else if (roll < 75) {
       if (at->second.pins == 0) continue;
-      index.unpin(at->first);
-      if (--at->second.pins == 0) model.use(at->first, index.watermark());
+      index->unpin(at->first);
+      if (--at->second.pins == 0) model.use(at->first, index->watermark());
     } else if (roll < 80) {
-      index.erase(at->first);
+      index->erase(at->first);
       model.erase(StateId{at->first});
     } else {
       const auto expected = model.victim();
       const double priority = expected ? model.priority(*expected) : 0;
-      const double watermark = std::max(index.watermark(), priority);
-      const auto victims = index.evict(1);
+      const double watermark = std::max(index->watermark(), priority);
+      const auto victims = index->evict(1);
       ASSERT_EQ(victims.size(), expected ? 1U : 0U);
       if (!expected) continue;
       ASSERT_EQ(victims[0], *expected) << "event " << event;
-      ASSERT_EQ(index.watermark(), watermark);
+      ASSERT_EQ(index->watermark(), watermark);
       model.erase(*expected);
     }
-    index.check();
+    index->check();
   }
-  for (const auto& [id, state] : model.states_) EXPECT_EQ(index.priority(id), model.priority(id));
+  for (const auto& [id, state] : model.states_) EXPECT_EQ(index->priority(id), model.priority(id));
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomEvents, testing::Values(1U, 2U, 3U));
@@ -235,32 +229,32 @@ struct Work {
 
 Work work_of_a_round(int64_t n) {
   std::mt19937_64 random(7);
-  StateIndex index;
+  const auto index = make_index("gds");
   std::vector<StateId> tips(static_cast<size_t>(n) / 8);
   std::vector<int64_t> depths(tips.size(), 0);
   StateId next = 0;
   const auto grow = [&] {
     const size_t session = random() % tips.size();
-    const bool alive = depths[session] > 0 && index.contains(tips[session]);
+    const bool alive = depths[session] > 0 && index->contains(tips[session]);
     const int64_t depth = (alive ? depths[session] : 0) + 500 + static_cast<int64_t>(random() % 99);
-    index.insert(++next, depth, alive ? std::optional(tips[session]) : std::nullopt, kNobody);
+    index->insert(++next, depth, alive ? std::optional(tips[session]) : std::nullopt, kNobody);
     tips[session] = next;
     depths[session] = depth;
   };
-  while (std::ssize(tips) > 0 && static_cast<int64_t>(index.size()) < n) grow();
-  const HeapCounters before = index.counters();
+  while (std::ssize(tips) > 0 && static_cast<int64_t>(index->size()) < n) grow();
+  const HeapCounters before = index->counters();
   constexpr int kRounds = 20000;
   for (int round = 0; round < kRounds; ++round) {
-    index.evict(1);
+    index->evict(1);
     grow();
     const StateId tip = tips[random() % tips.size()];
-    if (index.contains(tip)) index.touch(tip);
+    if (index->contains(tip)) index->touch(tip);
   }
   const auto per_round = [](uint64_t from, uint64_t to) {
     return static_cast<double>(to - from) / kRounds;
   };
-  return {per_round(before.comparisons, index.counters().comparisons),
-          per_round(before.repushes, index.counters().repushes)};
+  return {per_round(before.comparisons, index->counters().comparisons),
+          per_round(before.repushes, index->counters().repushes)};
 }
 
 TEST(StateIndexTest, WorkGrowsWithTheLogarithm) {
@@ -278,13 +272,13 @@ TEST(StateIndexTest, WorkGrowsWithTheLogarithm) {
 }
 
 TEST(StateIndexTest, OldUsesLeaveNothingBehind) {
-  StateIndex index;
-  for (StateId state = 0; state < 100; ++state) index.insert(state, 1000 + state, {}, {});
-  for (int use = 0; use < 1000000; ++use) index.touch(use % 100);
-  const uint64_t before = index.counters().comparisons;
-  EXPECT_EQ(index.evict(100).size(), 100U);
+  const auto index = make_index("gds");
+  for (StateId state = 0; state < 100; ++state) index->insert(state, 1000 + state, {}, {});
+  for (int use = 0; use < 1000000; ++use) index->touch(use % 100);
+  const uint64_t before = index->counters().comparisons;
+  EXPECT_EQ(index->evict(100).size(), 100U);
   // 100 outdated bounds and 100 evictions, 4 levels of 4 comparisons each.
-  EXPECT_LE(index.counters().comparisons - before, 200U * 4 * 5);
+  EXPECT_LE(index->counters().comparisons - before, 200U * 4 * 5);
 }
 
 }  // namespace

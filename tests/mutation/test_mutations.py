@@ -15,14 +15,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "cpp" / "src"
 SOURCES = (
-    "state_index",
+    "policies",
+    "tree_index",
+    "gds_index",
+    "lru_index",
     "invariants",
     "point_tree",
     "learned_table",
-    "members",
-    "cell_heaps",
+    "tracked_states",
+    "bucket_heaps",
     "learned_index",
-    "learned_guard",
+    "shadow_selector",
 )
 RULES = "tests/unit/test_index_rules.py"
 DIFFERENTIAL = "tests/property/test_index_against_reference.py::test_long_run[1-100000]"
@@ -53,53 +56,69 @@ MUTATIONS = {
     ),
     "an outdated bound evicted": ("    if (less(top.key, key)) {", "    if (false) {"),
     "the gain from the start, not from the neighbour": (
-        "cost_.cost(node.parent == kNone ? 0 : nodes_[node.parent].depth, node.depth)",
-        "cost_.cost(0, node.depth)",
+        "cost_->cost(node.parent == kNone ? 0 : nodes_[node.parent].depth, node.depth)",
+        "cost_->cost(0, node.depth)",
     ),
 }
 
 LEARNED_MUTATIONS = {  # source, what it says, what it says instead
     "a child of a forgotten member not moved": (
-        "members",
-        "    members_[child].above = above;\n    reclass(child);\n",
+        "tracked_states",
+        "    tracked_[child].above = above;\n    reclass(child);\n",
         "    reclass(child);\n",
     ),
-    "an age not advanced": ("members", "uint64_t{2} << bucket", "uint64_t{4} << bucket"),
+    "an age not advanced": (
+        "tracked_states",
+        "uint64_t{2} << age_bucket",
+        "uint64_t{4} << age_bucket",
+    ),
     "superseding at the third end": (
-        "members",
+        "tracked_states",
         "entry.superseded >= 2) +",
         "entry.superseded > 2) +",
     ),
-    "ghosts that lend nothing": (
-        "members",
-        "  if (heir != kNone) lend(heir, entry.cell, 1);\n  ++ghosts_;",
+    "ghosts that count for nothing": (
+        "tracked_states",
+        "  if (inheritor != kNone) add_ghost(inheritor, entry.bucket, 1);\n  ++ghosts_;",
         "  ++ghosts_;",
     ),
-    "a worth not found again after a rebuild": (
-        "members",
-        "    for (Nest& nest : nests_) find_best(nest);\n",
+    "a best bucket not found again after a rebuild": (
+        "tracked_states",
+        "    for (GhostGroup& group : groups_) find_best(group);\n",
         "",
     ),
-    "a generation of its own": ("members", "members_[source].generation + 1", "1"),
-    "no end": ("members", "  members_[node].end = end;\n", ""),
-    "the exposure of one request": ("learned_table", "uint64_t{kEvery} * members", "members"),
-    "prices without worth": ("learned_index", "members_.worth(cell); }", "1.0 + 0 * cell; }"),
-    "a dropped state that stays a ghost": ("learned_index", "members_.forget(node);", "void();"),
-    "shadows that keep what was dropped": ("learned_index", "guard_->drop(point);", "void();"),
-    "a lead that need not be large": ("learned_guard", "kLead = 1.15;", "kLead = 1.0;"),
-    "gds with stamps of its own": ("learned_index", "adopt(guard_->gds());", "void();"),
-    "late savings that never fade": (
-        "learned_guard",
-        "shadow.lately * kDecay +",
-        "shadow.lately +",
+    "a generation of its own": ("tracked_states", "tracked_[source].generation + 1", "1"),
+    "no end": ("tracked_states", "  tracked_[node].end = end;\n", ""),
+    "the exposure of one request": (
+        "learned_table",
+        "uint64_t{kEvery} * states",
+        "states",
     ),
-    "savings that never fade": ("learned_guard", "shadow.saved * kLongDecay +", "shadow.saved +"),
-    "a home lost for little": ("learned_guard", "kLongLead = 1.01;", "kLongLead = 1.0;"),
-    "a home that stays": ("learned_guard", "now = home_ = ahead;", "now = ahead;"),
-    "no way home": (
-        "learned_guard",
-        ".lately >= shadows_[now].lately) now = home_;",
-        ".lately < 0) {}",
+    "ranks by gain alone": (
+        "learned_index",
+        "return tracked_.index_of(bucket);",
+        "return 1.0 + 0 * bucket;",
+    ),
+    "a dropped state that stays a ghost": ("learned_index", "tracked_.forget(node);", "void();"),
+    "shadows that keep what was dropped": ("learned_index", "selector_->drop(point);", "void();"),
+    "a lead that need not be large": ("shadow_selector", "kLead = 1.15;", "kLead = 1.0;"),
+    "gds with stamps of its own": ("learned_index", "adopt(selector_->gds());", "void();"),
+    "short-term savings that never fade": (
+        "shadow_selector",
+        "shadow.short_term_savings * kDecay +",
+        "shadow.short_term_savings +",
+    ),
+    "long-term savings that never fade": (
+        "shadow_selector",
+        "shadow.long_term_savings * kLongDecay +",
+        "shadow.long_term_savings +",
+    ),
+    "a baseline lost for little": ("shadow_selector", "kLongLead = 1.01;", "kLongLead = 1.0;"),
+    "a baseline that stays": ("shadow_selector", "active = baseline_ = ahead;", "active = ahead;"),
+    "no way back to the baseline": (
+        "shadow_selector",
+        "if (of_baseline >= shadows_[active].short_term_savings) active = baseline_;",
+        "(void)of_baseline;",
     ),
 }
 
@@ -156,7 +175,7 @@ def run(module: Path, *tests: str) -> subprocess.CompletedProcess[str]:
 
 def test_unchanged_source_passes(objects: Path, tmp_path: Path) -> None:
     source = (FOLDER / "state_index.cpp").read_text()
-    module = build(objects, "state_index", source, tmp_path)
+    module = build(objects, "tree_index", source, tmp_path)
     for tests in (RULES, DIFFERENTIAL, *LEARNED):
         done = run(module, tests)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -164,8 +183,8 @@ def test_unchanged_source_passes(objects: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_mutation_is_caught(objects: Path, tmp_path: Path, name: str) -> None:
-    text = mutated("state_index", *MUTATIONS[name])
-    module = build(objects, "state_index", text, tmp_path)
+    text = mutated("tree_index", *MUTATIONS[name])
+    module = build(objects, "tree_index", text, tmp_path)
     for tests in (RULES, DIFFERENTIAL):
         done = run(module, tests)
         assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr

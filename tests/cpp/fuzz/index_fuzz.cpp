@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "statecache/cost_model.h"
-#include "statecache/learned_index.h"
+#include "statecache/policies.h"
 #include "statecache/state_index.h"
 
 [[noreturn]] void fail(const std::string& problem);
@@ -50,11 +50,13 @@ struct Known {
 
 class Calls {
  public:
-  Calls(Bytes bytes, uint8_t kind) : bytes_(bytes), learned_(kind % 3 == 2) {
-    const char* policies[] = {"gds", "lru", "learned"};
+  Calls(Bytes bytes, uint8_t kind) : bytes_(bytes) {
+    const auto table = statecache::policies();
     const statecache::CostModel costs[] = {{}, {1, 0}, {0, 1}};
     const auto slots = kind & 0x40U ? std::optional<int64_t>(1 + kind % 8) : std::nullopt;
-    index_ = statecache::make_index(policies[kind % 3], costs[kind / 3 % 3], slots, kind % 7);
+    const auto& row = table[kind % table.size()];
+    index_ = row.make({costs[kind / table.size() % 3], slots, kind % 7});
+    learned_ = index_->needs_prompts();
   }
 
   void run() {
@@ -137,21 +139,21 @@ class Calls {
   void insert() {
     const StateId state = id();
     const uint8_t how = bytes_.next();
-    Known made;
-    if (how & 1U) made.parent = id();
-    const auto above = made.parent ? known_.find(*made.parent) : known_.end();
+    Known added;
+    if (how & 1U) added.parent = id();
+    const auto above = added.parent ? known_.find(*added.parent) : known_.end();
     const int64_t least = above == known_.end() ? 0 : above->second.depth;
-    made.depth = how & 2U ? statecache::kMaxDepth - bytes_.next() : least + bytes_.next();
-    if (how == 0xff) made.depth = -made.depth;
+    added.depth = how & 2U ? statecache::kMaxDepth - bytes_.next() : least + bytes_.next();
+    if (how == 0xff) added.depth = -added.depth;
     std::vector<StateId> children;
     const uint8_t taken = bytes_.next();
     for (const auto& [child, known] : known_) {
-      const bool fits = known.parent == made.parent && known.depth > made.depth;
+      const bool fits = known.parent == added.parent && known.depth > added.depth;
       if ((fits || how == 0xfe) && (taken >> (child % 8) & 1U)) children.push_back(child);
     }
-    index_->insert(state, made.depth, made.parent, children, how & 4U);
+    index_->insert(state, added.depth, added.parent, children, how & 4U);
     for (const StateId child : children) known_.at(child).parent = state;
-    known_[state] = made;
+    known_[state] = added;
     used(state);
   }
 
@@ -242,7 +244,7 @@ class Calls {
   }
 
   Bytes bytes_;
-  bool learned_;
+  bool learned_ = false;
   std::unique_ptr<StateIndex> index_;
   std::map<StateId, Known> known_;
   uint64_t uses_ = 0;

@@ -1,4 +1,4 @@
-#include "statecache/state_index.h"
+#include "tree_index.h"
 
 #include <algorithm>
 #include <bit>
@@ -16,24 +16,13 @@ std::string named(StateId state) { return "state " + std::to_string(state); }
 
 }  // namespace
 
-Policy parse_policy(std::string_view name) {
-  if (name == "gds") return Policy::kGds;
-  if (name == "lru") return Policy::kLru;
-  throw std::invalid_argument("unknown policy '" + std::string(name) +
-                              "': use gds, lru or learned");
-}
-
-std::string_view name_of(Policy policy) { return policy == Policy::kGds ? "gds" : "lru"; }
-
 UnknownState::UnknownState(StateId state) : std::out_of_range(named(state) + " is not resident") {}
-
-StateIndex::StateIndex(Policy policy, CostModel cost) : policy_(policy), cost_(cost) {}
 
 void StateIndex::on_prompt(std::span<const StateId>, std::span<const int64_t>, int64_t,
                            std::span<const StateId>) {}
 
-void StateIndex::insert(StateId state, int64_t depth, std::optional<StateId> parent,
-                        std::span<const StateId> children, bool) {
+void TreeIndex::insert(StateId state, int64_t depth, std::optional<StateId> parent,
+                       std::span<const StateId> children, bool) {
   if (contains(state)) refuse(state, "is already resident");
   if (depth < 0 || depth > kMaxDepth) {
     refuse(state, "has depth " + std::to_string(depth) + ", outside 0 .. 2147483647");
@@ -43,23 +32,7 @@ void StateIndex::insert(StateId state, int64_t depth, std::optional<StateId> par
     refuse(state, "at depth " + std::to_string(depth) + " needs a shallower parent than " +
                       named(*parent));
   }
-  std::vector<Slot> child_slots;
-  child_slots.reserve(children.size());
-  for (const StateId child : children) {
-    const Slot slot = slot_of(child);
-    if (nodes_[slot].depth <= depth) {
-      refuse(state, "needs deeper children than " + named(child));
-    }
-    if (nodes_[slot].parent != parent_slot) {
-      refuse(state, "cannot take child " + named(child) + ", which hangs under another parent");
-    }
-    child_slots.push_back(slot);
-  }
-  std::vector<Slot> sorted = child_slots;
-  std::sort(sorted.begin(), sorted.end());
-  if (const auto twin = std::adjacent_find(sorted.begin(), sorted.end()); twin != sorted.end()) {
-    refuse(state, "lists child " + named(nodes_[*twin].id) + " twice");
-  }
+  const std::vector<Slot> child_slots = slots_of_children(state, depth, parent_slot, children);
 
   const Slot slot = allocate();
   slot_of_.insert(state, slot);
@@ -74,15 +47,38 @@ void StateIndex::insert(StateId state, int64_t depth, std::optional<StateId> par
   heap_push(slot);
 }
 
-void StateIndex::touch(StateId state, bool) { stamp(slot_of(state)); }
+// Verifies that these can be the children of a new state.
+std::vector<TreeIndex::Slot> TreeIndex::slots_of_children(StateId state, int64_t depth, Slot parent,
+                                                          std::span<const StateId> children) const {
+  std::vector<Slot> found;
+  found.reserve(children.size());
+  for (const StateId child : children) {
+    const Slot slot = slot_of(child);
+    if (nodes_[slot].depth <= depth) {
+      refuse(state, "needs deeper children than " + named(child));
+    }
+    if (nodes_[slot].parent != parent) {
+      refuse(state, "cannot take child " + named(child) + ", which hangs under another parent");
+    }
+    found.push_back(slot);
+  }
+  std::vector<Slot> sorted = found;
+  std::sort(sorted.begin(), sorted.end());
+  if (const auto twin = std::adjacent_find(sorted.begin(), sorted.end()); twin != sorted.end()) {
+    refuse(state, "lists child " + named(nodes_[*twin].id) + " twice");
+  }
+  return found;
+}
 
-void StateIndex::pin(StateId state) {
+void TreeIndex::touch(StateId state, bool) { stamp(slot_of(state)); }
+
+void TreeIndex::pin(StateId state) {
   const Slot slot = slot_of(state);
   ++nodes_[slot].pins;
   rank_changed(slot);
 }
 
-void StateIndex::unpin(StateId state) {
+void TreeIndex::unpin(StateId state) {
   const Slot slot = slot_of(state);
   Node& node = nodes_[slot];
   if (node.pins == 0) refuse(state, "is not pinned");
@@ -91,27 +87,27 @@ void StateIndex::unpin(StateId state) {
   if (heap_at_[slot] == kNone && !node.proposed) heap_push(slot);
 }
 
-void StateIndex::erase(StateId state) { remove(slot_of(state)); }
+void TreeIndex::erase(StateId state) { remove(slot_of(state)); }
 
-void StateIndex::drop(std::span<const StateId> points) {
+void TreeIndex::drop(std::span<const StateId> points) {
   for (const StateId point : points) {
     if (const Slot slot = slot_of_.find(point); slot != kNone) remove(slot);
   }
 }
 
-void StateIndex::begin_walk() {
+void TreeIndex::begin_walk() {
   if (walking_) throw std::logic_error("begin_walk inside a walk: call end_walk first");
   walking_ = true;
 }
 
-std::optional<StateId> StateIndex::next_victim() {
+std::optional<StateId> TreeIndex::next_victim() {
   require_walk("next_victim");
   const Slot victim = propose();
   if (victim == kNone) return std::nullopt;
   return nodes_[victim].id;
 }
 
-void StateIndex::evicted(StateId state) {
+void TreeIndex::evicted(StateId state) {
   require_walk("evicted");
   const Slot slot = slot_of(state);
   if (!nodes_[slot].proposed) refuse(state, "was not proposed in this walk");
@@ -119,7 +115,7 @@ void StateIndex::evicted(StateId state) {
   confirm(slot);
 }
 
-void StateIndex::end_walk() {
+void TreeIndex::end_walk() {
   require_walk("end_walk");
   walking_ = false;
   for (const Slot slot : proposals_) {
@@ -132,13 +128,13 @@ void StateIndex::end_walk() {
   proposals_.clear();
 }
 
-std::optional<StateId> StateIndex::peek() {
+std::optional<StateId> TreeIndex::peek() {
   if (walking_) throw std::logic_error("peek inside a walk: call end_walk first");
   const Slot slot = lowest();
   return slot == kNone ? std::nullopt : std::optional(nodes_[slot].id);
 }
 
-std::vector<StateId> StateIndex::evict(int64_t count) {
+std::vector<StateId> TreeIndex::evict(int64_t count) {
   if (count < 0) throw std::invalid_argument("cannot evict " + std::to_string(count) + " states");
   begin_walk();
   std::vector<StateId> victims;
@@ -152,35 +148,35 @@ std::vector<StateId> StateIndex::evict(int64_t count) {
   return victims;
 }
 
-double StateIndex::priority(StateId state) const { return priority_of(nodes_[slot_of(state)]); }
+double TreeIndex::priority(StateId state) const { return priority_of(nodes_[slot_of(state)]); }
 
-StateIndex::Slot StateIndex::slot_of(StateId state) const {
+TreeIndex::Slot TreeIndex::slot_of(StateId state) const {
   const Slot slot = slot_of_.find(state);
   if (slot == kNone) throw UnknownState(state);
   return slot;
 }
 
-StateIndex::Key StateIndex::key_of(const Node& node) const {
+TreeIndex::Key TreeIndex::key_of(const Node& node) const {
   if (heap_order_ == HeapOrder::kLastUse) return {0, node.last_use};
   return {std::bit_cast<uint64_t>(priority_of(node)), node.last_use};
 }
 
-double StateIndex::gain_of(const Node& node) const {
-  if (policy_ == Policy::kLru) return 0;
-  return cost_.cost(node.parent == kNone ? 0 : nodes_[node.parent].depth, node.depth);
+double TreeIndex::gain_of(const Node& node) const {
+  if (!cost_) return 0;
+  return cost_->cost(node.parent == kNone ? 0 : nodes_[node.parent].depth, node.depth);
 }
 
-void StateIndex::stamp(Slot slot) {
+void TreeIndex::stamp(Slot slot) {
   nodes_[slot].stamp = watermark_;
   nodes_[slot].last_use = ++uses_;
   rank_changed(slot);
 }
 
-void StateIndex::require_walk(const char* call) const {
+void TreeIndex::require_walk(const char* call) const {
   if (!walking_) throw std::logic_error(std::string(call) + " outside a walk: call begin_walk");
 }
 
-StateIndex::Slot StateIndex::lowest() {
+TreeIndex::Slot TreeIndex::lowest() {
   while (!heap_.empty()) {
     Entry top = heap_.front();
     const Node& node = nodes_[top.slot];
@@ -201,7 +197,7 @@ StateIndex::Slot StateIndex::lowest() {
   return kNone;
 }
 
-StateIndex::Slot StateIndex::propose() {
+TreeIndex::Slot TreeIndex::propose() {
   const Slot slot = lowest();
   if (slot == kNone) return kNone;
   if (heap_at_[slot] != kNone) heap_erase(slot);
@@ -211,12 +207,12 @@ StateIndex::Slot StateIndex::propose() {
   return slot;
 }
 
-void StateIndex::confirm(Slot slot) {
+void TreeIndex::confirm(Slot slot) {
   watermark_ = std::max(watermark_, priority_of(nodes_[slot]));
   remove(slot);
 }
 
-StateIndex::Slot StateIndex::allocate() {
+TreeIndex::Slot TreeIndex::allocate() {
   if (!free_slots_.empty()) {
     const Slot slot = free_slots_.back();
     free_slots_.pop_back();
@@ -228,7 +224,7 @@ StateIndex::Slot StateIndex::allocate() {
   return static_cast<Slot>(nodes_.size() - 1);
 }
 
-void StateIndex::hang(Slot child, Slot parent) {
+void TreeIndex::hang(Slot child, Slot parent) {
   Node& node = nodes_[child];
   node.parent = parent;
   node.prev_sibling = node.next_sibling = kNone;
@@ -242,7 +238,7 @@ void StateIndex::hang(Slot child, Slot parent) {
   rank_changed(child);
 }
 
-void StateIndex::unlink(Slot child) {
+void TreeIndex::unlink(Slot child) {
   Node& node = nodes_[child];
   if (node.prev_sibling != kNone) {
     nodes_[node.prev_sibling].next_sibling = node.next_sibling;
@@ -252,7 +248,7 @@ void StateIndex::unlink(Slot child) {
   if (node.next_sibling != kNone) nodes_[node.next_sibling].prev_sibling = node.prev_sibling;
 }
 
-void StateIndex::remove(Slot slot) {
+void TreeIndex::remove(Slot slot) {
   removing(slot);
   const Slot parent = nodes_[slot].parent;
   unlink(slot);
@@ -267,13 +263,13 @@ void StateIndex::remove(Slot slot) {
   free_slots_.push_back(slot);
 }
 
-bool StateIndex::less(const Key& a, const Key& b) {
+bool TreeIndex::less(const Key& a, const Key& b) {
   // No branches: which entry is lower cannot be predicted.
   return (a.priority_bits < b.priority_bits) |
          ((a.priority_bits == b.priority_bits) & (a.last_use < b.last_use));
 }
 
-void StateIndex::adopt(const StateIndex& other) {
+void TreeIndex::adopt(const TreeIndex& other) {
   watermark_ = other.watermark_;
   for (Node& node : nodes_) {
     if (node.depth == kFree) continue;
@@ -282,7 +278,7 @@ void StateIndex::adopt(const StateIndex& other) {
   }
 }
 
-void StateIndex::rebuild_heap(HeapOrder order) {
+void TreeIndex::rebuild_heap(HeapOrder order) {
   heap_order_ = order;
   heap_.clear();
   std::fill(heap_at_.begin(), heap_at_.end(), kNone);
@@ -291,13 +287,13 @@ void StateIndex::rebuild_heap(HeapOrder order) {
   }
 }
 
-void StateIndex::heap_push(Slot slot) {
+void TreeIndex::heap_push(Slot slot) {
   if (heap_order_ == HeapOrder::kNone) return;
   heap_.emplace_back();
   sift_up(heap_.size() - 1, {key_of(nodes_[slot]), slot});
 }
 
-void StateIndex::heap_erase(Slot slot) {
+void TreeIndex::heap_erase(Slot slot) {
   const size_t at = heap_at_[slot];
   const Entry last = heap_.back();
   heap_.pop_back();
@@ -311,7 +307,7 @@ void StateIndex::heap_erase(Slot slot) {
   }
 }
 
-void StateIndex::heap_lower(Slot slot) {
+void TreeIndex::heap_lower(Slot slot) {
   const uint32_t at = heap_at_[slot];
   if (at == kNone) return;
   const Key key = key_of(nodes_[slot]);
@@ -321,7 +317,7 @@ void StateIndex::heap_lower(Slot slot) {
   sift_up(at, {key, slot});
 }
 
-void StateIndex::sift_up(size_t at, Entry entry) {
+void TreeIndex::sift_up(size_t at, Entry entry) {
   while (at > 0) {
     const size_t above = (at - 1) / kArity;
     ++counters_.comparisons;
@@ -332,7 +328,7 @@ void StateIndex::sift_up(size_t at, Entry entry) {
   place(at, entry);
 }
 
-void StateIndex::sift_down(size_t at, Entry entry) {
+void TreeIndex::sift_down(size_t at, Entry entry) {
   for (;;) {
     const size_t first = at * kArity + 1;
     if (first >= heap_.size()) break;
@@ -349,7 +345,7 @@ void StateIndex::sift_down(size_t at, Entry entry) {
   place(at, entry);
 }
 
-void StateIndex::place(size_t at, const Entry& entry) {
+void TreeIndex::place(size_t at, const Entry& entry) {
   heap_[at] = entry;
   heap_at_[entry.slot] = static_cast<uint32_t>(at);
 }

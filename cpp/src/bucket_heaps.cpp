@@ -1,56 +1,56 @@
-#include "statecache/cell_heaps.h"
+#include "bucket_heaps.h"
 
 #include <algorithm>
 
 namespace statecache {
 
-void CellHeaps::file(Slot slot, Cell cell, double gain, uint64_t last_use) {
-  if (filed_as(slot, cell, gain, last_use)) return;
+void BucketHeaps::update(Slot slot, ClassBucket bucket, double gain, uint64_t last_use) {
+  if (holds(slot, bucket, gain, last_use)) return;
   if (slot >= at_.size()) {
     at_.resize(slot + 1, kNone);
-    cell_of_.resize(slot + 1);
+    bucket_of_.resize(slot + 1);
   }
-  if (at_[slot] != kNone && cell_of_[slot] != cell) take(slot);
-  Heap& heap = heaps_[cell];
+  if (at_[slot] != kNone && bucket_of_[slot] != bucket) remove(slot);
+  Heap& heap = heaps_[bucket];
   const Entry entry{gain, last_use, slot};
   if (at_[slot] != kNone) {
     sift(heap, at_[slot], entry);
     return;
   }
-  used_[cell / 64] |= uint64_t{1} << (cell % 64);
-  cell_of_[slot] = cell;
+  used_[bucket / 64] |= uint64_t{1} << (bucket % 64);
+  bucket_of_[slot] = bucket;
   heap.push_back(entry);
   sift(heap, heap.size() - 1, entry);
 }
 
-void CellHeaps::take(Slot slot) {
-  if (!filed(slot)) return;
-  const Cell cell = cell_of_[slot];
-  Heap& heap = heaps_[cell];
+void BucketHeaps::remove(Slot slot) {
+  if (!contains(slot)) return;
+  const ClassBucket bucket = bucket_of_[slot];
+  Heap& heap = heaps_[bucket];
   const size_t at = at_[slot];
   const Entry last = heap.back();
   heap.pop_back();
   at_[slot] = kNone;
   if (heap.empty()) {
-    used_[cell / 64] &= ~(uint64_t{1} << (cell % 64));
+    used_[bucket / 64] &= ~(uint64_t{1} << (bucket % 64));
   } else if (at < heap.size()) {
     sift(heap, at, last);
   }
 }
 
-void CellHeaps::clear() {
+void BucketHeaps::clear() {
   for (Heap& heap : heaps_) heap.clear();
   used_.fill(0);
   std::fill(at_.begin(), at_.end(), kNone);
 }
 
-bool CellHeaps::filed_as(Slot slot, Cell cell, double gain, uint64_t last_use) const {
-  if (!filed(slot) || cell_of_[slot] != cell) return false;
-  const Entry& entry = heaps_[cell][at_[slot]];
+bool BucketHeaps::holds(Slot slot, ClassBucket bucket, double gain, uint64_t last_use) const {
+  if (!contains(slot) || bucket_of_[slot] != bucket) return false;
+  const Entry& entry = heaps_[bucket][at_[slot]];
   return entry.slot == slot && entry.gain == gain && entry.last_use == last_use;
 }
 
-bool CellHeaps::in_order() const {
+bool BucketHeaps::in_order() const {
   for (const Heap& heap : heaps_) {
     for (size_t at = 1; at < heap.size(); ++at) {
       const Entry &above = heap[(at - 1) / kArity], &entry = heap[at];
@@ -61,7 +61,7 @@ bool CellHeaps::in_order() const {
   return true;
 }
 
-void CellHeaps::sift(Heap& heap, size_t at, const Entry& entry) {
+void BucketHeaps::sift(Heap& heap, size_t at, const Entry& entry) {
   while (at > 0) {
     const size_t above = (at - 1) / kArity;
     if (!less(entry, heap[above])) break;
@@ -83,7 +83,7 @@ void CellHeaps::sift(Heap& heap, size_t at, const Entry& entry) {
   place(heap, at, entry);
 }
 
-void CellHeaps::place(Heap& heap, size_t at, const Entry& entry) {
+void BucketHeaps::place(Heap& heap, size_t at, const Entry& entry) {
   heap[at] = entry;
   at_[entry.slot] = static_cast<uint32_t>(at);
 }

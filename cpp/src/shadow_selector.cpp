@@ -1,6 +1,9 @@
-#include "statecache/learned_guard.h"
+#include "shadow_selector.h"
 
 #include <utility>
+
+#include "gds_index.h"
+#include "policy_factories.h"
 
 namespace statecache {
 
@@ -8,56 +11,63 @@ namespace {
 
 constexpr double kDecay = 0.9945994234836332;      // halves in 128 requests
 constexpr double kLongDecay = 0.9996616064962437;  // in 2,048
-constexpr double kLead = 1.15;      // by how much another order must be ahead to be followed
-constexpr double kLongLead = 1.01;  // and in the long run to be home in the place of learned
+constexpr double kLead = 1.15;  // by how much another order must be ahead to be active
+// And in the long run, to be the baseline in the place of learned.
+constexpr double kLongLead = 1.01;
 
 }  // namespace
 
-LearnedGuard::LearnedGuard(std::shared_ptr<PointTree> points, CostModel cost, size_t slots,
-                           size_t ghosts)
+ShadowSelector::ShadowSelector(std::shared_ptr<PointTree> points, CostModel cost, size_t slots,
+                               size_t ghosts)
     : points_(std::move(points)), cost_(cost), slots_(slots) {
   std::unique_ptr<LearnedIndex> learned(new LearnedIndex(cost, ghosts, points_));
   learned_ = learned.get();
   shadows_[0].index = std::move(learned);
-  shadows_[1].index = std::make_unique<StateIndex>(Policy::kGds, cost);
-  shadows_[2].index = std::make_unique<StateIndex>(Policy::kLru, cost);
+  auto gds = std::make_unique<GdsIndex>(cost);
+  gds_ = gds.get();
+  shadows_[1].index = std::move(gds);
+  shadows_[2].index = make_lru({});
 }
 
-void LearnedGuard::look_up(std::span<const Node> path, size_t resumable,
-                           std::span<const Node> admitted) {
+void ShadowSelector::look_up(std::span<const Node> path, size_t resumable,
+                             std::span<const Node> admitted) {
   path_.assign(path.begin(), path.end());
   admitted_.assign(admitted.begin(), admitted.end());
   learned_->look_up(path, resumable, admitted);
   for (Shadow& shadow : shadows_) find_hit(shadow, resumable);
 }
 
-void LearnedGuard::settle() {
+void ShadowSelector::settle() {
   for (Shadow& shadow : shadows_) {
     set_states(shadow);
     const double saved = cost_.cost(0, shadow.hit_depth);
-    shadow.lately = shadow.lately * kDecay + saved;
-    shadow.saved = shadow.saved * kLongDecay + saved;
+    shadow.short_term_savings = shadow.short_term_savings * kDecay + saved;
+    shadow.long_term_savings = shadow.long_term_savings * kLongDecay + saved;
     shadow.hit = kNone;
     shadow.hit_depth = 0;
   }
   path_.clear();
   admitted_.clear();
-  order_ = static_cast<Order>(choose());
+  active_ = static_cast<Order>(choose());
 }
 
-size_t LearnedGuard::choose() {
-  size_t ahead = 0, lately = 0, now = static_cast<size_t>(order_);
+size_t ShadowSelector::choose() {
+  size_t ahead = 0, recent = 0, active = static_cast<size_t>(active_);
   for (size_t k = 1; k < kShadows; ++k) {
-    if (shadows_[k].saved > shadows_[ahead].saved) ahead = k;
-    if (shadows_[k].lately > shadows_[lately].lately) lately = k;
+    if (shadows_[k].long_term_savings > shadows_[ahead].long_term_savings) ahead = k;
+    if (shadows_[k].short_term_savings > shadows_[recent].short_term_savings) recent = k;
   }
   const double margin = ahead == 0 ? 1.0 : kLongLead;
-  if (shadows_[ahead].saved > shadows_[home_].saved * margin) now = home_ = ahead;
-  if (shadows_[home_].lately >= shadows_[now].lately) now = home_;
-  return shadows_[lately].lately > shadows_[now].lately * kLead ? lately : now;
+  if (shadows_[ahead].long_term_savings > shadows_[baseline_].long_term_savings * margin) {
+    active = baseline_ = ahead;
+  }
+  const double of_baseline = shadows_[baseline_].short_term_savings;
+  if (of_baseline >= shadows_[active].short_term_savings) active = baseline_;
+  const double of_active = shadows_[active].short_term_savings;
+  return shadows_[recent].short_term_savings > of_active * kLead ? recent : active;
 }
 
-void LearnedGuard::drop(StateId key) {
+void ShadowSelector::drop(StateId key) {
   const Node node = points_->find(key);
   if (node == kNone) return;
   for (Shadow& shadow : shadows_) {
@@ -70,16 +80,21 @@ void LearnedGuard::drop(StateId key) {
   }
 }
 
-uint64_t LearnedGuard::comparisons() const {
-  return learned_->comparisons() + shadows_[1].index->counters().comparisons +
-         shadows_[2].index->counters().comparisons;
+HeapCounters ShadowSelector::counters() const {
+  HeapCounters all;
+  for (const Shadow& shadow : shadows_) {
+    const HeapCounters own = shadow.index->counters();
+    all.comparisons += own.comparisons;
+    all.repushes += own.repushes;
+  }
+  return all;
 }
 
-void LearnedGuard::check() const {
+void ShadowSelector::check() const {
   for (const Shadow& shadow : shadows_) shadow.index->check();
 }
 
-void LearnedGuard::find_hit(Shadow& shadow, size_t resumable) {
+void ShadowSelector::find_hit(Shadow& shadow, size_t resumable) {
   size_t at = resumable;
   while (at > 0 && !holds(shadow, path_[at - 1])) --at;
   if (at == 0) return;
@@ -90,7 +105,7 @@ void LearnedGuard::find_hit(Shadow& shadow, size_t resumable) {
   shadow.index->pin(key);
 }
 
-void LearnedGuard::set_states(Shadow& shadow) {
+void ShadowSelector::set_states(Shadow& shadow) {
   for (const Node node : admitted_) {
     if ((*points_)[node].depth > shadow.hit_depth) set(shadow, node, node == admitted_.back());
   }
@@ -99,7 +114,7 @@ void LearnedGuard::set_states(Shadow& shadow) {
   }
 }
 
-void LearnedGuard::set(Shadow& shadow, Node node, bool end) {
+void ShadowSelector::set(Shadow& shadow, Node node, bool end) {
   StateIndex& index = *shadow.index;
   const StateId key = (*points_)[node].key;
   if (holds(shadow, node)) {
@@ -121,13 +136,13 @@ void LearnedGuard::set(Shadow& shadow, Node node, bool end) {
   points_->hold(node);
 }
 
-void LearnedGuard::let_go(Shadow& shadow, Node node) {
+void ShadowSelector::let_go(Shadow& shadow, Node node) {
   shadow.held[node] = 0;
   points_->release(node);
 }
 
 // The shadow's states below `node` with no other one in between.
-void LearnedGuard::find_below(const Shadow& shadow, Node node) {
+void ShadowSelector::find_below(const Shadow& shadow, Node node) {
   below_.clear();
   open_.assign(1, node);
   while (!open_.empty()) {

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "statecache/slot_map.h"
+#include "slot_map.h"
 
 namespace statecache {
 

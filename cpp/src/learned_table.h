@@ -13,34 +13,35 @@ namespace statecache {
 // and the Python reference agree bit for bit. Compile with -ffp-contract=off.
 class LearnedTable {
  public:
-  static constexpr int kBuckets = 16;  // of age: below 2 requests, then by powers of two
+  static constexpr int kAgeBuckets = 16;  // below 2 requests, then by powers of two
   static constexpr int kRoles = 6;
   static constexpr int kKinds = 16;
-  static constexpr size_t kCells = kRoles * kKinds * kBuckets;
+  static constexpr size_t kClassBuckets = kRoles * kKinds * kAgeBuckets;
   static constexpr uint32_t kEvery = 16;      // requests between two counts of exposure
   static constexpr uint32_t kHalving = 4096;  // requests between two halvings
-  using Cell = uint16_t;                      // (role * kKinds + kind) * kBuckets + bucket
+  using ClassBucket = uint16_t;               // (role * kKinds + kind) * kAgeBuckets + that of age
 
   LearnedTable() { rebuild(); }
 
-  // States, by cell, that kEvery requests could have resumed.
-  void expose(const std::array<uint32_t, kCells>& members);
+  // States, by bucket, that kEvery requests could have resumed.
+  void expose(const std::array<uint32_t, kClassBuckets>& states);
   // A state that was resumed, or would have been.
-  void hit(Cell cell);
+  void hit(ClassBucket bucket);
   // What was seen counts half from here on.
   void halve();
   // Brings index() up to date.
   void rebuild();
-  // The worth of a state for each unit of its gain, as of the last rebuild.
-  double index(Cell cell) const { return index_[cell]; }
+  // How much a state is worth keeping for each unit of its gain, as of the last rebuild.
+  double index(ClassBucket bucket) const { return index_[bucket]; }
 
  private:
-  static size_t role_cell(Cell cell) {
-    return static_cast<size_t>(cell / (kKinds * kBuckets) * kBuckets + cell % kBuckets);
+  static size_t role_bucket(ClassBucket bucket) {
+    return static_cast<size_t>(bucket / (kKinds * kAgeBuckets) * kAgeBuckets +
+                               bucket % kAgeBuckets);
   }
 
-  std::array<double, kRoles * kBuckets> role_hits_{}, role_exposure_{};
-  std::array<double, kCells> hits_{}, exposure_{}, index_{};
+  std::array<double, kRoles * kAgeBuckets> role_hits_{}, role_exposure_{};
+  std::array<double, kClassBuckets> hits_{}, exposure_{}, index_{};
 };
 
 }  // namespace statecache
