@@ -169,7 +169,7 @@ fuzz: install
 	  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DSTATECACHE_FUZZ=ON \
 	  -DSTATECACHE_SANITIZE=address,undefined -DPython_EXECUTABLE=$(abspath $(PY)) >/dev/null
 	cmake --build build/cpp-fuzz --target index_fuzz
-	build/cpp-fuzz/tests/cpp/fuzz/index_fuzz $(SECONDS) tests/cpp/fuzz/corpus build/fuzz/index
+	build/cpp-fuzz/tests/cpp/fuzz/index_fuzz $(SECONDS)s tests/cpp/fuzz/corpus build/fuzz/index
 	for target in trace settings; do \
 	  $(PY) tests/fuzz/run.py $$target $(SECONDS) tests/fuzz/corpus/$$target || exit 1; done
 

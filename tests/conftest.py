@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from statecache import record
+from waiting import DEADLINE_SECONDS
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -22,6 +25,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.parent.name == "mutation":
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_recorders() -> None:
+    """Closing a recorder waits until all is written, also on a busy machine."""
+    record._CLOSE_SECONDS = DEADLINE_SECONDS
 
 
 @pytest.fixture

@@ -3,7 +3,17 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from statecache.ab import server
 from statecache.ab.workloads import Workload
+from waiting import DEADLINE_SECONDS
+
+
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give servers on a busy machine time to answer, and their counters to follow."""
+    monkeypatch.setattr(server, "_REPLY_SECONDS", DEADLINE_SECONDS)
+    monkeypatch.setattr(server, "_METRICS_READINGS", 1_000)
 
 
 def conversations(folder: Path) -> Workload:

@@ -1,8 +1,9 @@
 """Reads `/metrics` of a server."""
 
-import time
 import urllib.request
 from collections.abc import Callable
+
+from waiting import DEADLINE_SECONDS, wait_until
 
 Samples = dict[tuple[str, str], float]
 
@@ -14,7 +15,7 @@ def read(url: str) -> Samples:
     """The plugin's samples: by name without prefix and the value of the label it has, if any."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=DEADLINE_SECONDS) as answer:
         text = answer.read().decode()
     found: Samples = {}
     for family in text_string_to_metric_families(text):
@@ -26,11 +27,14 @@ def read(url: str) -> Samples:
     return found
 
 
-def wait_for(url: str, settled: Callable[[Samples], bool], seconds: float = 30) -> Samples:
+def wait_for(url: str, settled: Callable[[Samples], bool]) -> Samples:
     """The samples once they are `settled`; they are a second old at most on an idle machine."""
-    end = time.monotonic() + seconds
-    while True:
-        found = read(url)
-        if settled(found) or time.monotonic() > end:
-            return found
-        time.sleep(0.3)
+    found: Samples = {}
+
+    def are_settled() -> bool:
+        found.clear()
+        found.update(read(url))
+        return settled(found)
+
+    wait_until(are_settled, every=0.3)
+    return found

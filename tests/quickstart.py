@@ -30,7 +30,7 @@ def output_of(command: str, address: str = "", **environment: str) -> str:
     if words[0] == "statecache":
         words = [sys.executable, "-m", *words]
     done = subprocess.run(
-        words, capture_output=True, text=True, timeout=300, env=environment or None, check=False
+        words, capture_output=True, text=True, timeout=600, env=environment or None, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

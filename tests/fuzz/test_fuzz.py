@@ -1,8 +1,7 @@
-"""Twenty seconds each of what `make fuzz` runs for long: the corpus, and changed copies of it."""
+"""A little of what `make fuzz` runs for long: the corpus, and changed copies of it."""
 
 import gzip
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from fuzz.targets import TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
-SECONDS = 20.0
+INPUTS = {"trace": 300_000, "settings": 30_000}  # about 15 seconds each
 
 
 def changed(data: bytes, other: bytes, rng: random.Random) -> bytes:
@@ -38,10 +37,6 @@ def test_no_bytes_do_harm(target: str, share: float) -> None:
     for data in files:
         TARGETS[target](data)
     rng = random.Random(7)
-    end, runs = time.monotonic() + SECONDS * share, 0
-    while time.monotonic() < end:
+    for _ in range(int(INPUTS[target] * share)):
         data = changed(rng.choice(files), rng.choice(files), rng)
         TARGETS[target](data if rng.random() < 0.8 else gzip.compress(data))
-        runs += 1
-    print(f"{runs} inputs")
-    assert runs > 50

@@ -33,7 +33,7 @@ def doctor(*arguments: object, path: Path | None = None, **variables: str):
         [sys.executable, "-P", "-m", "statecache", "doctor", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         env={**environment, "PYTHONPATH": str(path or ""), **variables},
     )
 

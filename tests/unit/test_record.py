@@ -37,12 +37,6 @@ def lines_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in data.splitlines()]
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch) -> None:
-    """Closing waits until all is written."""
-    monkeypatch.setattr("statecache.record._CLOSE_SECONDS", DEADLINE_SECONDS)
-
-
 @pytest.fixture(params=["plain", "gzip"])
 def path(request, tmp_path):
     return tmp_path / ("traffic.jsonl" if request.param == "plain" else "traffic.jsonl.gz")

@@ -1,9 +1,9 @@
 // A small coverage-guided fuzzer with libFuzzer's entry point, for compilers that have none.
 //
-//   PROGRAM SECONDS CORPUS [FINDINGS]
+//   PROGRAM INPUTS CORPUS [FINDINGS]
 //
-// runs each file of the folder CORPUS, then changed copies of them until the time is over. What
-// reaches a new edge is changed again, where the code was built with -fsanitize-coverage=trace-pc.
+// runs each file of the folder CORPUS, then changed copies of them, INPUTS in all: a number, or
+// seconds as in 600s. What reaches a new edge is changed again, where the code was built with -fsanitize-coverage=trace-pc.
 // An input that fails is written to the folder FINDINGS (default: the working folder).
 
 #include <algorithm>
@@ -119,7 +119,7 @@ extern "C" void __sanitizer_cov_trace_pc() {
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    std::cerr << "usage: " << argv[0] << " SECONDS CORPUS [FINDINGS]\n";
+    std::cerr << "usage: " << argv[0] << " INPUTS|SECONDSs CORPUS [FINDINGS]\n";
     return 2;
   }
   if (argc > 3) findings = argv[3];
@@ -138,8 +138,15 @@ int main(int argc, char** argv) {
 
   std::mt19937_64 random(1);
   uint64_t runs = corpus.size();
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(std::atoi(argv[1]));
-  while (std::chrono::steady_clock::now() < end) {
+  const std::string most = argv[1];
+  const uint64_t number = std::stoull(most);
+  const auto start = std::chrono::steady_clock::now();
+  const auto over = [&] {
+    return most.back() == 's'
+               ? std::chrono::steady_clock::now() - start >= std::chrono::seconds(number)
+               : runs >= number;
+  };
+  while (!over()) {
     for (int i = 0; i < 64; ++i, ++runs) {
       Input input = changed(random, corpus);
       if (run(input)) corpus.push_back(std::move(input));

@@ -49,7 +49,7 @@ class Server:
     def __init__(self, port: int, log: Path):
         self.port, self.log = port, log
 
-    def post(self, path: str, body: dict, timeout: float = 120):
+    def post(self, path: str, body: dict, timeout: float = READY_SECONDS):
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/{path}",
             data=json.dumps(body).encode(),
@@ -76,7 +76,7 @@ class Server:
 
     def flush(self) -> None:
         # The last answer is out a moment before its request has ended: no flush until then.
-        self.post("flush_cache?timeout=60", {})
+        self.post("flush_cache?timeout=300", {})
 
 
 def free_port() -> int:
@@ -120,7 +120,7 @@ def running(model: Path, log: Path, *flags: str, start=LAUNCH, **variables: str)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
+        process.wait(READY_SECONDS)
 
 
 def refused(model: Path, *flags: str, status: int = 2, **variables: str) -> str:

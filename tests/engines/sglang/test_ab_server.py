@@ -5,7 +5,7 @@ import shlex
 import server
 from tiny_model import make_tiny_model
 
-from conversations import conversations
+from conversations import be_patient, conversations
 from statecache.ab.bench import Bench, Cell, Trial
 from statecache.ab.server_arm import ServerArm, ServerSettings
 
@@ -27,6 +27,7 @@ def test_two_servers_with_a_key_are_asked_in_turn(tmp_path, monkeypatch):
 
     With room for everything each turn but the first ones finds the whole prompt before it.
     """
+    be_patient(monkeypatch)
     monkeypatch.setenv("SGLANG_TEST_KEY", KEY)
     model = make_tiny_model(tmp_path / "model")
     arms = [arm("off", model), arm("on", model, "--kv-cache-plugin", "statecache")]

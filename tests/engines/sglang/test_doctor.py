@@ -14,7 +14,7 @@ def doctor(path=None):
     variables = {**environment(), "PYTHONPATH": f"{path}:{STANDINS}" if path else str(STANDINS)}
     command = [sys.executable, "-P", "-m", "statecache", "doctor", "--engine", "sglang"]
     return subprocess.run(
-        [*command, "--json", "-"], capture_output=True, text=True, timeout=300, env=variables
+        [*command, "--json", "-"], capture_output=True, text=True, timeout=600, env=variables
     )
 
 

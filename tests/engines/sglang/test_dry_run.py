@@ -1,6 +1,5 @@
 """`--statecache-dry-run`: SGLang decides as without the plugin; the metrics say what might be."""
 
-import time
 import types
 
 import pytest
@@ -16,6 +15,7 @@ from statecache.settings import Settings
 from statecache.trace import read_trace
 from statecache_sglang import recording
 from statecache_sglang.recording import Recording
+from waiting import wait_for_lines
 
 DRY = {"dry_run": True, "int8": True, "int8_slots": 3, "policy": "gds"}
 
@@ -70,9 +70,7 @@ def test_a_server_serves_as_without_it_and_shows_what_a_replay_of_its_recording_
         found = wait_for(
             url, lambda found: found.get(("dry_run_requests_total", "")) == len(PROMPTS)
         )
-        end = time.monotonic() + 30
-        while path.read_bytes().count(b"\n") < len(PROMPTS) and time.monotonic() < end:
-            time.sleep(0.1)
+        wait_for_lines(path, len(PROMPTS))
     assert [one["cached"] for one in dry] == [one["cached"] for one in alone]
     assert [one["tokens"] for one in dry] == [one["tokens"] for one in alone]
     tree = PrefixTree.of(read_trace(str(path)))

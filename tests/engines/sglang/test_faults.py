@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +34,7 @@ from statecache.checkpoint_pool import CheckpointPool
 from statecache.trace import read_trace
 from statecache_sglang import reporting
 from statecache_sglang.seams import AroundPatch
+from waiting import DEADLINE_SECONDS, wait_for_lines
 
 ON = {"STATECACHE_CONFIG": '{"kv_cache_plugin":"statecache"}'}
 
@@ -302,7 +302,7 @@ def ask_for_long(server: Server, begun: threading.Event, seen: list) -> threadin
     def ask() -> None:
         with (
             contextlib.suppress(OSError, http.client.HTTPException),
-            urllib.request.urlopen(asked, timeout=120) as answer,
+            urllib.request.urlopen(asked, timeout=DEADLINE_SECONDS) as answer,
         ):
             for line in answer:
                 seen.append(line)
@@ -336,15 +336,16 @@ def test_a_killed_scheduler_ends_the_server_and_leaves_nothing_behind(model, tmp
         assert found["requests_total", ""] == 2
         assert found["prompt_tokens_total", ""] == 700 + 702
         assert found["hit_tokens_total", ""] == before[1]["cached"] == 700
+        wait_for_lines(path, 2)
         client = ask_for_long(server, begun, seen)
-        assert begun.wait(60)
+        assert begun.wait(DEADLINE_SECONDS)
         family = psutil.Process().children(recursive=True)
         (launcher,) = [one for one in family if one.ppid() == os.getpid()]
         (scheduler,) = [one for one in family if "::scheduler" in name_of(one)]
         shared = shared_memory_of(family)
         scheduler.send_signal(signal.SIGKILL)
-        gone, alive = psutil.wait_procs(family, timeout=60)
-        client.join(60)
+        gone, alive = psutil.wait_procs(family, timeout=DEADLINE_SECONDS)
+        client.join(DEADLINE_SECONDS)
         assert not alive
         assert len(gone) >= 3
     assert not client.is_alive()
@@ -364,7 +365,7 @@ def test_a_killed_scheduler_ends_the_server_and_leaves_nothing_behind(model, tmp
         url = f"http://127.0.0.1:{server.port}"
         found = wait_for(url, lambda found: found["requests_total", ""] == 2)
         assert (found["active", "gds"], found["anomalies_total", ""]) == (1, 0)
-        time.sleep(1.5)  # the recorder writes within a second
+        wait_for_lines(tmp_path / "traffic.2.gz", 2)
     assert again == before
     assert "SGLang 0.5.99 was not tested (tested: 0.5.23)" in log.read_text()
     for one in (path, tmp_path / "traffic.2.gz"):

@@ -1,6 +1,7 @@
 """The metrics of SGLang's real cache layer, and those a real server shows."""
 
 import sys
+import time
 
 import pytest
 from cache_layer import CORES, MAMBA, Traffic, plugin
@@ -22,6 +23,7 @@ def numbered(start: int, tokens: int = 10) -> list[int]:
 @pytest.mark.parametrize("core", CORES)
 def test_the_numbers_are_those_of_the_cache(core):
     """6 slots: 8 states of 10 tokens, so the index drops 2; one of the rest is locked."""
+    start = time.perf_counter()
     with plugin(policy="gds"):
         traffic = Traffic(core, slots=6)
     for number in range(8):
@@ -34,7 +36,7 @@ def test_the_numbers_are_those_of_the_cache(core):
     assert (found["slots|active"], found["slots_free|active"]) == (6, 0)
     assert (found["states_resident|active"], found["states_pinned|active"]) == (6, 1)
     assert sum(number for key, number in found.items() if key.startswith("walk_seconds|")) == 2
-    assert 0 < found["walk_seconds_sum"] < 1
+    assert 0 < found["walk_seconds_sum"] < time.perf_counter() - start
     assert found["anomalies"] == 0
 
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from conversations import conversations
+from conversations import be_patient, conversations
 from statecache.ab.bench import Bench, Cell, Trial
 from statecache.ab.server_arm import ServerArm, ServerSettings
 
@@ -20,12 +20,13 @@ def arm(name, model, flags):
     return ServerArm(name=name, command=f"{vllm} serve {model} --port {{port}} {FLAGS} {flags}")
 
 
-def test_two_servers_are_asked_in_turn_and_end(model, tmp_path):
+def test_two_servers_are_asked_in_turn_and_end(model, tmp_path, monkeypatch):
     """Eight prompts of 192 to 384 tokens, 64 a block.
 
     With room for everything each turn finds at least the prefix of 128 tokens, and the first two of
     a run nothing of the run before. What is asked at once may miss what the other one computes.
     """
+    be_patient(monkeypatch)
     arms = [arm("off", model, ""), arm("on", model, "--kv-cache-plugin statecache")]
     trial = Trial(
         name="t",

@@ -16,7 +16,7 @@ def doctor(path=None):
     }
     command = [sys.executable, "-P", "-m", "statecache", "doctor", "--engine", "vllm"]
     return subprocess.run(
-        [*command, "--json", "-"], capture_output=True, text=True, timeout=300, env=variables
+        [*command, "--json", "-"], capture_output=True, text=True, timeout=600, env=variables
     )
 
 

@@ -1,5 +1,6 @@
 """`--statecache-dry-run`: vLLM decides as without the plugin; the metrics say what might be."""
 
+import itertools
 import random
 
 import test_server
@@ -94,13 +95,15 @@ def test_a_real_server_shows_them(model, tmp_path, monkeypatch):
     with serve(model, tmp_path / "log", *flags):
         prompts = [document(1, 600)] * 2 + [document(2, 600), document(1, 600)]
         reused = [ask(model, prompt)[0] for prompt in prompts]
-        for number in range(3, 60):  # short ones, so that the numbers travel
-            ask(model, document(number, 40))
-            found = wait_for(
-                url, lambda found: found.get(("dry_run_requests_total", "")) == 4, seconds=0.5
-            )
-            if found["dry_run_requests_total", ""] == 4:
-                break
+        numbers = itertools.count(3)
+
+        def settled(found) -> bool:
+            if found.get(("dry_run_requests_total", "")) == 4:
+                return True
+            ask(model, document(next(numbers), 40))  # a short one, so that the numbers travel
+            return False
+
+        found = wait_for(url, settled)
         level, line, engine = look_at_server(url)
     assert engine == "vllm"
     assert found["dry_run_requests_total", ""] == 4

@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 import urllib.request
 
 import pytest
@@ -21,6 +20,7 @@ from statecache.plan import PrefixTree
 from statecache.record import BlockIds
 from statecache.trace import read_trace
 from statecache_vllm import recording
+from waiting import DEADLINE_SECONDS, wait_for_lines
 
 _HASH = get_hash_fn_by_name("sha256")
 
@@ -163,9 +163,9 @@ def test_a_server_records_what_it_serves(model, tmp_path):
                 json.dumps({**body, "ignore_eos": True}).encode(),
                 {"Content-Type": "application/json"},
             )
-            with urllib.request.urlopen(request, timeout=120) as reply:
+            with urllib.request.urlopen(request, timeout=DEADLINE_SECONDS) as reply:
                 assert json.load(reply)["usage"]["completion_tokens"] == 4
-        time.sleep(2)  # the server kills its scheduler
+        wait_for_lines(path, 3)  # the server kills its scheduler
     trace = read_trace(str(path))
     assert [(r.input_length, r.output_length) for r in trace.requests] == [
         (600, 4),

@@ -6,12 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager, suppress
 
 from engine import document, run, texts
+
+from waiting import DEADLINE_SECONDS, wait_until
 
 
 def free_port() -> int:
@@ -47,11 +48,8 @@ def serve(model, log, *flags, path=None):
     with log.open("w") as out:
         process = start(model, out, *flags, path=path)
     try:
-        deadline = time.monotonic() + 600  # on a busy machine
-        while not ready():
-            assert process.poll() is None, log.read_text()[-4000:]
-            assert time.monotonic() < deadline, log.read_text()[-4000:]
-            time.sleep(1)
+        wait_until(lambda: ready() or process.poll() is not None, every=1)
+        assert process.poll() is None, log.read_text()[-4000:]
         yield process
     finally:
         process.terminate()
@@ -79,7 +77,7 @@ def ask(model, prompt):
         json.dumps({**body, "ignore_eos": True, "return_token_ids": True}).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=120) as reply:
+    with urllib.request.urlopen(request, timeout=DEADLINE_SECONDS) as reply:
         answer = json.load(reply)
     details = answer["usage"]["prompt_tokens_details"] or {}
     return details.get("cached_tokens") or 0, answer["choices"][0]["token_ids"]

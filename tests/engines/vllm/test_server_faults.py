@@ -3,12 +3,10 @@
 A fault is planted through a folder that Python searches first, in every process of the server.
 """
 
-import gzip
 import json
 import os
 import re
 import signal
-import time
 import urllib.request
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from test_server import ask, serve, start
 
 from exposition import read, wait_for
 from statecache.trace import read_trace
+from waiting import DEADLINE_SECONDS, wait_for_lines
 
 ON = ("--kv-cache-plugin", "statecache")
 ROOM = ("--num-gpu-blocks-override", "250")
@@ -80,14 +79,6 @@ def segments(family: list[psutil.Process]) -> set[Path]:
     return found
 
 
-def wait_for_requests(path: Path, count: int) -> None:
-    """Wait until they are recorded: within a second on an idle machine."""
-    deadline = time.monotonic() + 60
-    while not path.exists() or gzip.decompress(path.read_bytes()).count(b"\n") < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 def killed_while_it_answers(model, url: str, core: psutil.Process) -> list[str]:
     """Kill the engine core once a request has its first words; return what the client got."""
     body = {"model": str(model), "prompt": document(20, 276), "max_tokens": 700, "stream": True}
@@ -97,7 +88,7 @@ def killed_while_it_answers(model, url: str, core: psutil.Process) -> list[str]:
         {"Content-Type": "application/json"},
     )
     lines = []
-    with urllib.request.urlopen(request, timeout=120) as reply:
+    with urllib.request.urlopen(request, timeout=DEADLINE_SECONDS) as reply:
         for line in reply:
             lines.append(line.decode().strip())
             if len(lines) == 1:
@@ -132,13 +123,15 @@ def test_a_failing_core_a_killed_one_and_a_restart(model, alone, tmp_path, monke
         ]
         assert line.endswith("statecache: an unexpected error; vLLM goes on by itself in its place")
 
-        wait_for_requests(record, len(PROMPTS))
+        wait_for_lines(record, len(PROMPTS))
         family = psutil.Process(server.pid).children(recursive=True)
         (core,) = [one for one in family if name_of(one).startswith("vllm::enginecore")]
         held = segments(family)
         assert held
         got = killed_while_it_answers(model, url, core)
-        _, alive = psutil.wait_procs([psutil.Process(server.pid), *family], timeout=60)
+        _, alive = psutil.wait_procs(
+            [psutil.Process(server.pid), *family], timeout=DEADLINE_SECONDS
+        )
         assert not alive
     assert got[0].startswith('data: {"id":')
     assert json.loads(got[-2].removeprefix("data: "))["error"]["message"].startswith(
@@ -162,7 +155,7 @@ def test_a_failing_core_a_killed_one_and_a_restart(model, alone, tmp_path, monke
         assert found["prompt_tokens_total", ""] == sum(map(len, PROMPTS))
         assert found["hit_requests_total", ""] == 3
         assert found["checkpoint_stores_total", "native"] == 6
-        wait_for_requests(tmp_path / "traffic.2.gz", len(PROMPTS))
+        wait_for_lines(tmp_path / "traffic.2.gz", len(PROMPTS))
     said = (tmp_path / "log2").read_text()
     warning = "vLLM 0.99.1 was not tested (tested: 0.32.0); every seam is in place, going on"
     assert said.count(warning) == 1
@@ -194,7 +187,7 @@ def test_what_a_server_cannot_start_with_is_one_line_and_status_2(model, tmp_pat
         with (tmp_path / f"log{number}").open("w") as out:
             servers.append(start(model, out, *flags, path=path))
     try:
-        assert [server.wait(300) for server in servers] == [2, 2, 2]
+        assert [server.wait(DEADLINE_SECONDS) for server in servers] == [2, 2, 2]
     finally:
         for server in servers:
             if server.poll() is None:
