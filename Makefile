@@ -135,8 +135,9 @@ bench: install
 # and within `make test` with a tenth of the random events. Leaks are not looked for: Python itself
 # has some.
 SANITIZED := build/sanitized
-SANITIZED_TESTS := $(patsubst %,tests/unit/test_%.py,index_rules learned_rules named_index \
-  weighted_states shadow replay own_slots shared_pool block_queues block_hash_index package) \
+SANITIZED_TESTS := $(patsubst %,tests/unit/index/test_%.py,index_rules learned_rules keyed_index \
+  block_queues block_hash_index) $(patsubst %,tests/unit/replay/test_%.py,weighted_gds online \
+  state_slots split_pool shared_pool) tests/unit/test_package.py \
   $(patsubst %,tests/property/test_%.py,index_against_reference learned_against_reference \
   learned_determinism gds_queue reuse_queue fifo_queue pools determinism)
 SANITIZED_PYTHON := LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
@@ -183,8 +184,8 @@ wheel: $(VENV)/.ready
 
 # The copies of that wheel under another torch than the one it was built with: torch's stable ABI.
 OTHER_TORCH := 2.14.1
-COPIES_TESTS := tests/unit/test_checkpoint_copies.py tests/unit/test_checkpoint_pool.py \
-  tests/unit/test_checkpoint_reference.py tests/property/test_checkpoint_error.py tests/property/test_pools.py
+COPIES_TESTS := tests/unit/checkpoint/test_ops.py tests/unit/checkpoint/test_pool.py \
+  tests/unit/checkpoint/test_reference.py tests/property/test_checkpoint_error.py tests/property/test_pools.py
 other-torch: wheel
 	rm -rf build/other-torch && $(PY) -m venv build/other-torch
 	build/other-torch/bin/python -m pip install -q torch==$(OTHER_TORCH) numpy pytest pytest-benchmark hypothesis dist/*.whl

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from statecache import record
-from waiting import DEADLINE_SECONDS
+from statecache.trace.format import recorder as record
+from support.waiting import DEADLINE_SECONDS
 
 ROOT = Path(__file__).parents[1]
 

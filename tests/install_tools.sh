@@ -9,7 +9,7 @@
 set -euo pipefail
 
 folder=$(cd "$1" && pwd)
-browsers=(chromium chromium-browser google-chrome google-chrome-stable) # as in tests/browser.py
+browsers=(chromium chromium-browser google-chrome google-chrome-stable) # as in tests/support/browser.py
 
 found() { command -v "$@" >/dev/null; } # any of them
 

@@ -3,8 +3,8 @@
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from statecache.learned_reference import LearnedReference
-from statecache.reference import ReferenceCost, ReferenceIndex
+from statecache.index.learned_reference import LearnedReference
+from statecache.index.reference import ReferenceCost, ReferenceIndex
 
 try:
     from statecache._index import CostModel, StateIndex

@@ -9,7 +9,7 @@ def main() -> int:
     """Run the command; an interrupt while it loads is exit code 130 too, without a traceback."""
     try:
         try:
-            from statecache.cli import main as run
+            from statecache.cli.main import main as run
         except ImportError as error:
             if error.name != "statecache._index":
                 raise
@@ -24,7 +24,7 @@ def _without_index(problem: str) -> int:
     if sys.argv[1:2] != ["doctor"]:
         sys.stderr.write(f"statecache: {problem} (statecache doctor says more)\n")
         return 1
-    from statecache.doctor_cli import main as run
+    from statecache.cli.doctor import main as run
 
     return run()
 

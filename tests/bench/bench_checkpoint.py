@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import torch
 
-from statecache.checkpoint_copies import Copies, native_copies, plain_copies
-from statecache.checkpoint_reference import scale_dtype
+from statecache.checkpoint.ops import Copies, native_copies, plain_copies
+from statecache.checkpoint.reference import scale_dtype
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

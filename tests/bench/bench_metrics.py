@@ -7,7 +7,7 @@ import prometheus_client
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from statecache.metrics import Changes, Counts, Exporter, PrometheusClasses
+from statecache.engine.metrics import Changes, Counts, Exporter, PrometheusClasses
 
 BATCH, ROUNDS = 100, 200
 EVENTS = {

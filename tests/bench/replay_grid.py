@@ -13,9 +13,9 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from statecache.plan import PrefixTree, kv_timeline, make_plan
-from statecache.replay import replay
-from statecache.trace import read_trace
+from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.state_slots import replay
+from statecache.trace.format import read_trace
 
 PUBLISHED = json.loads(Path(__file__).parents[1].joinpath("golden/published.json").read_bytes())
 Cell = tuple[str, str, str, int]

@@ -14,10 +14,10 @@ import time
 from functools import cache
 from pathlib import Path
 
-from statecache.own_slots import PreorderTree
-from statecache.plan import PrefixTree
-from statecache.pool_replay import PoolRow, SlotRule, replay_pool, replay_slots
-from statecache.trace import read_trace
+from statecache.replay.split_pool import PreorderTree
+from statecache.replay.schedule import PrefixTree
+from statecache.replay.block_pools import PoolRow, SlotRule, replay_pool, replay_slots
+from statecache.trace.format import read_trace
 
 PUBLISHED = json.loads(Path(__file__).parents[1].joinpath("golden/published.json").read_bytes())
 PUBLISHED_RULE = SlotRule("gds", interior_weight=0.2, queue_ratio=2)

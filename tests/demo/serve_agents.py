@@ -43,7 +43,7 @@ from vllm.distributed.kv_events import (  # noqa: E402
     EventBatch,
 )
 
-from statecache.generate import AgentWorkload, agent_lines  # noqa: E402
+from statecache.trace.generate_agent import AgentWorkload, agent_lines  # noqa: E402
 
 WORKLOAD = AgentWorkload(sessions=8, turns=8, seed=0)
 BLOCK, BLOCKS, ANSWER_TOKENS = 32, 264, 8

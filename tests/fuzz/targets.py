@@ -5,8 +5,8 @@ import io
 from typing import NoReturn
 
 from statecache.errors import SettingsError, TraceError
-from statecache.settings import CONFIG_VARIABLE, STRICT_VARIABLE, Settings, add_flags, given_on
-from statecache.trace import BLOCK_TOKENS, read_trace
+from statecache.engine.settings import CONFIG_VARIABLE, STRICT_VARIABLE, Settings, add_flags, given_on
+from statecache.trace.format import BLOCK_TOKENS, read_trace
 
 
 def trace(data: bytes) -> None:

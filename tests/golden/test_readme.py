@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from model_configs import QWEN3_NEXT
-from replay_support import needs_recorded, recorded_plan
+from support.model_configs import QWEN3_NEXT
+from support.replay_support import needs_recorded, recorded_plan
 from statecache.ab.plans import read_plan
-from statecache.generate import AgentWorkload, agent_lines
-from statecache.memory_plan import Demand, rated_splits
-from statecache.model_config import read_model
-from statecache.plan import Plan, PrefixTree, kv_timeline, make_plan
-from statecache.replay import ReplayRow, replay
-from statecache.trace import read_trace
+from statecache.trace.generate_agent import AgentWorkload, agent_lines
+from statecache.sizing.splits import Demand, rated_splits
+from statecache.sizing.model_config import read_model
+from statecache.replay.schedule import Plan, PrefixTree, kv_timeline, make_plan
+from statecache.replay.state_slots import ReplayRow, replay
+from statecache.trace.format import read_trace
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -114,7 +114,7 @@ def test_links_lead_somewhere() -> None:
 def test_int8_holds_as_many_more_states_as_said(dtype: str, times: float) -> None:
     """Qwen3-Next-80B: 36 layers of 32 heads of 128 x 128, and bf16 convolution states."""
     torch = pytest.importorskip("torch")
-    from statecache.checkpoint_pool import ActiveState, estimate_bytes
+    from statecache.checkpoint.pool import ActiveState, estimate_bytes
 
     temporal = torch.empty(36, 1, 32, 128, 128, dtype=getattr(torch, dtype), device="meta")
     conv = torch.empty(36, 1, 8192, 3, dtype=torch.bfloat16, device="meta")

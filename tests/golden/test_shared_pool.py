@@ -8,11 +8,11 @@ from functools import cache
 
 import pytest
 
-from replay_support import PUBLISHED, RECORDED, needs_recorded
-from statecache.own_slots import PreorderTree
-from statecache.plan import PrefixTree
-from statecache.pool_replay import PoolRow, SlotRule, replay_pool, replay_slots
-from statecache.trace import read_trace
+from support.replay_support import PUBLISHED, RECORDED, needs_recorded
+from statecache.replay.split_pool import PreorderTree
+from statecache.replay.schedule import PrefixTree
+from statecache.replay.block_pools import PoolRow, SlotRule, replay_pool, replay_slots
+from statecache.trace.format import read_trace
 
 pytestmark = needs_recorded
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from checkpoint_cases import (
+from support.checkpoint_cases import (
     DTYPES,
     LAYERS,
     SLOTS,
@@ -12,8 +12,8 @@ from checkpoint_cases import (
     pool_tensors,
     same_bits,
 )
-from statecache.checkpoint_copies import copies_for, plain_copies
-from statecache.checkpoint_pool import ActiveState, CheckpointPool
+from statecache.checkpoint.ops import copies_for, plain_copies
+from statecache.checkpoint.pool import ActiveState, CheckpointPool
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

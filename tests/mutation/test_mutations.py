@@ -27,7 +27,7 @@ SOURCES = (
     "learned_index",
     "shadow_selector",
 )
-RULES = "tests/unit/test_index_rules.py"
+RULES = "tests/unit/index/test_index_rules.py"
 DIFFERENTIAL = "tests/property/test_index_against_reference.py::test_long_run[1-100000]"
 LEARNED = [
     f"tests/property/test_learned_against_reference.py::{test}"

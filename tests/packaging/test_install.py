@@ -123,7 +123,9 @@ def test_the_wheel_works_where_there_is_no_compiler(with_copies: Built, tmp_path
     code = """
 import shutil, torch
 assert not any(map(shutil.which, ("c++", "g++", "cc", "gcc", "clang", "cmake", "ninja", "nvcc")))
-from statecache import StateIndex, checkpoint_copies, checkpoint_reference
+from statecache import StateIndex
+from statecache.checkpoint import ops as checkpoint_copies
+from statecache.checkpoint import reference as checkpoint_reference
 index = StateIndex()
 index.insert(1, 9)
 assert index.evict(1) == [1]

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint_cases import BOUND, is_close, step_of
-from statecache import checkpoint_reference as reference
-from statecache.checkpoint_copies import native_copies
+from support.checkpoint_cases import BOUND, is_close, step_of
+from statecache.checkpoint import reference
+from statecache.checkpoint.ops import native_copies
 
 CYCLES = 12
 

@@ -2,7 +2,7 @@
 
 import random
 
-from block_pool import Pool
+from support.block_pool import Pool
 from statecache._blocks import FifoQueue
 
 TOTAL = 24

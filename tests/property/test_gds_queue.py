@@ -2,7 +2,7 @@
 
 import random
 
-from block_pool import Pool
+from support.block_pool import Pool
 from statecache import CostModel, StateIndex
 from statecache._blocks import GdsQueue
 

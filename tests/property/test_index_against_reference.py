@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from index_pair import COSTS, DEPTHS, Pair, insert_anywhere, random_event
+from support.index_pair import COSTS, DEPTHS, Pair, insert_anywhere, random_event
 
 IDS = st.integers(0, 11)
 EXAMPLES, STEPS, EVENTS = 130, 200, 200_000

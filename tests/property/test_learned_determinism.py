@@ -21,9 +21,9 @@ if sys.argv[2:]:
     spec.loader.exec_module(module)
     sys.modules["statecache._index"] = module
 from statecache import CostModel, StateIndex
-from statecache.plan import PrefixTree, kv_timeline, make_plan
-from statecache.replay import play
-from statecache.trace import read_trace
+from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.state_slots import play
+from statecache.trace.format import read_trace
 
 
 class Logged:

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay_oracle import oracle
-from replay_support import replay_prompts
+from support.replay_oracle import oracle
+from support.replay_support import replay_prompts
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=40)
 

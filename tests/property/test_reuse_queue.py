@@ -2,7 +2,7 @@
 
 import random
 
-from block_pool import Pair
+from support.block_pool import Pair
 from statecache._blocks import ReuseQueue
 
 TOTAL = 24

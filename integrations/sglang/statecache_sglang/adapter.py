@@ -17,10 +17,10 @@ from statecache_sglang import seams
 if TYPE_CHECKING:
     import argparse
 
-    from statecache.settings import Settings
+    from statecache.engine.settings import Settings
     from statecache_sglang.install import Installed
 
-# As statecache.settings.CONFIG_VARIABLE, which must not be imported while the plugin is off.
+# As statecache.engine.settings.CONFIG_VARIABLE, which must not be imported while the plugin is off.
 _CONFIG = "STATECACHE_CONFIG"
 _SCHEDULER = "sglang.srt.managers.scheduler"
 
@@ -53,8 +53,8 @@ def switch(given: dict[str, Any]) -> Settings:
     """
     global _installed, _written
     from statecache.errors import SettingsError, stop
-    from statecache.seam import SeamError
-    from statecache.settings import Settings
+    from statecache.engine.seams import SeamError
+    from statecache.engine.settings import Settings
 
     try:
         environment = dict(os.environ)
@@ -81,13 +81,13 @@ def switch(given: dict[str, Any]) -> Settings:
 
 
 def _add_cli_args(_result: Any, *args: Any) -> None:
-    from statecache.settings import add_flags
+    from statecache.engine.settings import add_flags
 
     add_flags(args[-1], "sglang")
 
 
 def _from_cli_args(original: Callable[..., Any], cls: Any, args: argparse.Namespace) -> Any:
-    from statecache.settings import given_on
+    from statecache.engine.settings import given_on
 
     given = given_on(args)
     if given:
@@ -100,7 +100,7 @@ def _before_resolution(server_args: Any, *_args: Any, **_kwargs: Any) -> None:
         return
     settings = switch({})
     if settings.enabled:
-        from statecache_sglang.refusals import refuse
+        from statecache_sglang.unsupported import refuse
 
         refuse(server_args, settings)
         if settings.in_force.int8:

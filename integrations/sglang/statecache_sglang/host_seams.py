@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from statecache_sglang import names as at
+from statecache_sglang import engine_paths as at
 from statecache_sglang.seams import AroundPatch, Patch, full_type, load, mamba_type
 
 __all__ = [

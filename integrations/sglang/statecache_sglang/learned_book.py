@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from statecache.named_index import GHOSTS, NamedIndex, TokenPrefixes
-from statecache.settings import Settings
+from statecache.index.keyed_index import GHOSTS, NamedIndex, TokenPrefixes
+from statecache.engine.settings import Settings
 from statecache_sglang import pool_seams
-from statecache_sglang.states import StateBook
+from statecache_sglang.scheduler_side import StateBook
 
 __all__ = ["LearnedBook", "admitted", "is_end", "new_book", "space_of"]
 

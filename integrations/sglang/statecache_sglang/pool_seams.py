@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from statecache.errors import stop
-from statecache.metrics import Exporter, PrometheusClasses
-from statecache_sglang import names as at
+from statecache.engine.metrics import Exporter, PrometheusClasses
+from statecache_sglang import engine_paths as at
 from statecache_sglang.seams import AroundPatch, load
 
 __all__ = [

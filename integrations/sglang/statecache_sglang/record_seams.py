@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from statecache.record import Ended
-from statecache.seam import Seam, methods
-from statecache_sglang import names as at
+from statecache.trace.recorder import Ended
+from statecache.engine.seams import Seam, methods
+from statecache_sglang import engine_paths as at
 from statecache_sglang.seams import AroundPatch, Patch, is_hybrid_pool, load
 
 __all__ = ["SEAMS", "ended", "has_tokens", "is_first_rank", "patches", "state_pool"]

@@ -6,10 +6,10 @@ import logging
 from typing import Any
 
 from statecache.errors import SettingsError, stop
-from statecache.metrics import DRY_RUN, Reporter
-from statecache.record import Observer, TraceRecorder
-from statecache.settings import Settings
-from statecache.shadow import begin
+from statecache.engine.metrics import DRY_RUN, Reporter
+from statecache.trace.recorder import Observer, TraceRecorder
+from statecache.engine.settings import Settings
+from statecache.replay.online import begin
 from statecache_sglang import pool_seams, record_seams
 from statecache_sglang.seams import Patch
 
@@ -55,7 +55,7 @@ class Recording:
         pool, kv_tokens = found
         slots = self._settings.pool_slots or int(pool.mamba_pool.size)
         if self._settings.int8 and self._settings.int8_slots is None:
-            from statecache_sglang.int8 import slots_beside
+            from statecache_sglang.checkpoints import slots_beside
 
             slots = slots_beside(pool)
         export = pool_seams.exporter()  # here: this thread has SGLang's context

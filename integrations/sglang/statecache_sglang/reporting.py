@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from statecache.metrics import Quiet, Reporter
+from statecache.engine.metrics import Quiet, Reporter
 from statecache_sglang import pool_seams
 
 __all__ = ["admitted", "report", "sample"]

@@ -5,8 +5,8 @@ Nothing of SGLang is imported before a seam is looked at.
 
 from __future__ import annotations
 
-from statecache.seam import Seam, methods
-from statecache_sglang.names import (
+from statecache.engine.seams import Seam, methods
+from statecache_sglang.engine_paths import (
     ACTIONS,
     ADDER,
     CACHE,

@@ -16,7 +16,7 @@ from statecache_vllm import seams
 if TYPE_CHECKING:
     import argparse
 
-# As statecache.settings.CONFIG_VARIABLE, which must not be imported while the plugin is off.
+# As statecache.engine.settings.CONFIG_VARIABLE, which must not be imported while the plugin is off.
 _CONFIG = "STATECACHE_CONFIG"
 
 
@@ -26,13 +26,13 @@ def register() -> None:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    from statecache.settings import add_flags
+    from statecache.engine.settings import add_flags
 
     add_flags(parser, "vllm")
 
 
 def _flags_given(args: argparse.Namespace) -> dict[str, Any]:
-    from statecache.settings import given_on
+    from statecache.engine.settings import given_on
 
     return given_on(args)
 
@@ -43,8 +43,8 @@ def _configure(original: Callable[[], Any], engine_args: Any, flags: dict[str, A
     if not given and not os.environ.get(_CONFIG):
         return original()
     from statecache.errors import SettingsError, stop
-    from statecache.seam import SeamError
-    from statecache.settings import Settings
+    from statecache.engine.seams import SeamError
+    from statecache.engine.settings import Settings
 
     try:
         settings = Settings.from_given(given)

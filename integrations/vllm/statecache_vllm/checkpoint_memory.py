@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from statecache.errors import SettingsError, stop
-from statecache.model_config import DTYPE_BYTES, model_of
-from statecache.settings import Settings, flag_of
+from statecache.sizing.model_config import DTYPE_BYTES, model_of
+from statecache.engine.settings import Settings, flag_of
 from statecache_vllm import seams
 
 __all__ = [
@@ -57,7 +57,7 @@ def knows_states(kv_cache_config: Any) -> bool:
 
 def _state_bytes(specs: Iterable[tuple[Any, int]], mode: str) -> int:
     """Return the bytes of one state; `specs` are `MambaSpec`s and how many layers have each."""
-    library = import_module("statecache.checkpoint_pool")
+    library = import_module("statecache.checkpoint.pool")
     total = 0
     for spec, layers in specs:
         tensors = [

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from statecache.errors import on_one_line, stop
-from statecache.settings import Settings
+from statecache.engine.settings import Settings
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_memory import describe, pool_slots, slots_flag
 
@@ -38,7 +38,7 @@ class CheckpointStore:
         states, _, _ = seams.groups_of(kv_cache_config)
         groups = [kv_cache_config.kv_cache_groups[group] for group in states]
         found: dict[tuple[int, ...], tuple[Any, list[int]]] = {}
-        library = import_module("statecache.checkpoint_pool")
+        library = import_module("statecache.checkpoint.pool")
         for position, group in enumerate(groups):
             layers = [describe(one) for one in seams.state_tensors(vllm_config, group.layer_names)]
             where = tuple(temporal.data_ptr() for temporal, _ in layers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from statecache.settings import Settings
+from statecache.engine.settings import Settings
 from statecache_vllm import recording, seams
 from statecache_vllm.guard import Guard
 from statecache_vllm.reporting import StateMetrics, StateStats
@@ -58,7 +58,7 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
         self.guard = Guard()
         self._failed = False  # a store failed: this worker stores no more
         if seams.is_scheduler_role(role):
-            from statecache_vllm.planner import Planner
+            from statecache_vllm.scheduler_side import Planner
 
             self._planner = Planner(self.settings, vllm_config, kv_cache_config)
             self.guard = self._planner.guard

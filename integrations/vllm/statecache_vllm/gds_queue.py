@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from statecache import StateIndex, _blocks
-from statecache.settings import Settings
+from statecache.engine.settings import Settings
 from statecache_vllm.state_tree import Hash, StateTree
 
 __all__ = ["GdsQueue"]

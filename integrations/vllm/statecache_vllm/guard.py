@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from statecache.seam import engines_own
+from statecache.engine.seams import engines_own
 from statecache_vllm import seams
 
 __all__ = [

@@ -7,13 +7,14 @@ import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
-from statecache import seam
+from statecache.engine import seams as seam
 from statecache.errors import SettingsError
-from statecache.record_file import check_record_file
-from statecache.settings import Settings
-from statecache_vllm import refusals, seam_table, seams
+from statecache.trace.record_file import check_record_file
+from statecache.engine.settings import Settings
+from statecache_vllm import seam_table, seams
+from statecache_vllm import unsupported as refusals
 from statecache_vllm.checkpoint_memory import check_slots
-from statecache_vllm.chunks import check_interval
+from statecache_vllm.prefill_chunks import check_interval
 
 _log = logging.getLogger("statecache.vllm")
 

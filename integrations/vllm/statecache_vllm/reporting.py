@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from statecache.metrics import (
+from statecache.engine.metrics import (
     DRY_RUN,
     Changes,
     Counts,
@@ -20,12 +20,12 @@ from statecache.metrics import (
     Reporter,
     merged,
 )
-from statecache.settings import Settings
+from statecache.engine.settings import Settings
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_memory import bytes_per_state
 
 if TYPE_CHECKING:
-    from statecache_vllm.planner import Planner
+    from statecache_vllm.scheduler_side import Planner
 
 __all__ = ["Report", "StateMetrics", "StateStats", "policy_label"]
 

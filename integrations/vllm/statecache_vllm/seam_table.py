@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from statecache.seam import Seam, methods, replaced
-from statecache_vllm.names import (
+from statecache.engine.seams import Seam, methods, replaced
+from statecache_vllm.engine_paths import (
     ARGUMENTS,
     CONNECTOR,
     COORDINATOR,

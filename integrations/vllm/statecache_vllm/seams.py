@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from statecache_vllm import names as at
+from statecache_vllm import engine_paths as at
 
 __all__ = [
     "connect",
@@ -143,7 +143,7 @@ def worker_class() -> str:
     """Return the name of the worker class for this platform, in the place of vLLM's."""
     platform = load("vllm.platforms").current_platform
     name = "CpuCheckpointWorker" if platform.is_cpu() else "CheckpointWorker"
-    return f"statecache_vllm.worker.{name}"
+    return f"statecache_vllm.worker_side.{name}"
 
 
 # Classes to build on.

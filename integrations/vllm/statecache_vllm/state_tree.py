@@ -12,8 +12,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from statecache import StateIndex
-from statecache.named_index import GHOSTS, KnownKeys, NamedIndex, key_of
-from statecache.settings import Settings
+from statecache.index.keyed_index import GHOSTS, KnownKeys, NamedIndex, key_of
+from statecache.engine.settings import Settings
 
 __all__ = ["StateTree"]
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecache import CostModel
-from statecache.ab.keys import made
+from statecache.ab.config import made
 from statecache.ab.server_arm import ServerArm
 from statecache.errors import SettingsError, on_one_line
-from statecache.plan import ADMISSIONS
-from statecache.settings import parse_cost
-from statecache.shared_pool import MOST_BLOCKS, POOL_ADMISSIONS
-from statecache.trace import BLOCK_TOKENS
+from statecache.replay.schedule import ADMISSIONS
+from statecache.engine.settings import parse_cost
+from statecache.replay.shared_pool import MOST_BLOCKS, POOL_ADMISSIONS
+from statecache.trace.format import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from statecache.ab.answers import Answers, server_run
+from statecache.ab.server_results import Answers, server_run
 from statecache.ab.arms import Arm
-from statecache.ab.cache import ArmError, EngineProcess
-from statecache.ab.core import CoreDriver
-from statecache.ab.records import Played, Run, run_of
+from statecache.ab.drivers.cache_layer import ArmError, EngineProcess
+from statecache.ab.drivers.replay import CoreDriver
+from statecache.ab.results import Played, Run, run_of
 from statecache.ab.server_arm import ServerArm, ServerSettings
 from statecache.ab.statistics import Pair
 from statecache.ab.workloads import Workload
@@ -21,7 +21,7 @@ from statecache.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from statecache.ab.servers import Servers
+    from statecache.ab.drivers.servers import Servers
 
 __all__ = ["Bench", "Cell", "Failure", "Trial"]
 
@@ -136,7 +136,7 @@ class Bench:
                 if isinstance(arm, Arm) and arm.driver == "cache":
                     self._engine(arm)
             if any(isinstance(arm, ServerArm) for arm in arms):
-                from statecache.ab.servers import Servers
+                from statecache.ab.drivers.servers import Servers
 
                 self._servers = Servers(self._trial, self._folder, self._say)
                 self._servers.start()  # known already: an interrupt finds what to end

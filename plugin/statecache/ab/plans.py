@@ -9,7 +9,7 @@ import msgspec
 
 from statecache.ab.arms import Arm, check_arms, made_arm, parse_arm
 from statecache.ab.bench import Cell, Trial
-from statecache.ab.keys import made, pairs
+from statecache.ab.config import made, pairs
 from statecache.ab.server_arm import (
     ServerArm,
     check_client,

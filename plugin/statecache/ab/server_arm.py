@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from statecache.ab.keys import check_keys, made, pairs
+from statecache.ab.config import check_keys, made, pairs
 from statecache.errors import SettingsError, on_one_line
-from statecache.server_address import without_user
+from statecache.tools.http_client import without_user
 
 __all__ = ["ServerArm", "ServerSettings", "check_client", "made_servers", "parse_servers"]
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache.ab.records import MEASURES
+from statecache.ab.results import MEASURES
 from statecache.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from statecache.ab.records import Measure, Run
+    from statecache.ab.results import Measure, Run
 
 __all__ = [
     "ALPHA",

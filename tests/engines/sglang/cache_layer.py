@@ -21,7 +21,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
-from statecache.settings import Settings
+from statecache.engine.settings import Settings
 from statecache_sglang.learned_book import LearnedBook, space_of
 
 FULL, MAMBA = ComponentType.FULL, ComponentType.MAMBA

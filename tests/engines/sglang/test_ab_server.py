@@ -5,7 +5,7 @@ import shlex
 import server
 from tiny_model import make_tiny_model
 
-from conversations import be_patient, conversations
+from support.conversations import be_patient, conversations
 from statecache.ab.bench import Bench, Cell, Trial
 from statecache.ab.server_arm import ServerArm, ServerSettings
 

@@ -9,7 +9,7 @@ from scheduled import request
 from sglang.srt.managers.schedule_policy import PrefillAdder
 
 from statecache.errors import SettingsError
-from statecache.settings import Settings
+from statecache.engine.settings import Settings
 
 A = list(range(1, 31))
 B = A[:20] + list(range(101, 111))

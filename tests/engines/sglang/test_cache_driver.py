@@ -7,11 +7,11 @@ import pytest
 
 from statecache.ab.arms import Arm
 from statecache.ab.bench import Bench, Cell, Trial
-from statecache.ab.core import CoreDriver
-from statecache.ab.engine_job import Job
+from statecache.ab.drivers.replay import CoreDriver
+from statecache.ab.drivers.cache_layer_protocol import Job
 from statecache.ab.workloads import Workload
-from statecache.plan import PrefixTree
-from statecache_sglang.cache_driver import play
+from statecache.replay.schedule import PrefixTree
+from statecache_sglang.bench.cache_driver import play
 
 # One Python by two names, so that there are two processes, each with a hash seed of its own.
 PYTHONS = {"a": sys.executable, "b": str(Path(sys.executable).with_name("python3"))}

@@ -6,7 +6,7 @@ import sys
 
 from server import STANDINS, environment
 
-from moved_seam import plant
+from support.moved_seam import plant
 from statecache_sglang.seam_table import SEAMS, TESTED
 
 

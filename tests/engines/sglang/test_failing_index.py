@@ -13,7 +13,7 @@ from planted_faults import FailingIndex
 from random_traffic import host_operations, operations, perform
 
 from statecache import StateIndex
-from statecache_sglang import states
+from statecache_sglang import scheduler_side as states
 
 SEED = 20_241_201
 SIZES = {"slots": 16, "kv_tokens": 900}

@@ -29,12 +29,12 @@ from test_seams import in_a_fresh_process
 from tiny_model import make_tiny_model
 
 import statecache
-from exposition import wait_for
-from statecache.checkpoint_pool import CheckpointPool
-from statecache.trace import read_trace
+from support.exposition import wait_for
+from statecache.checkpoint.pool import CheckpointPool
+from statecache.trace.format import read_trace
 from statecache_sglang import reporting
 from statecache_sglang.seams import AroundPatch
-from waiting import DEADLINE_SECONDS, wait_for_lines
+from support.waiting import DEADLINE_SECONDS, wait_for_lines
 
 ON = {"STATECACHE_CONFIG": '{"kv_cache_plugin":"statecache"}'}
 
@@ -126,7 +126,7 @@ def test_loaded_twice_the_flags_are_there_once_and_all_is_counted_once():
         sys.path.append(sys.argv[1])
         from cache_layer import Traffic
         from scheduled import request
-        from test_shortage import adder, ask
+        from test_slot_shortage import adder, ask
         from statecache_sglang.reporting import sample
         for core in ("python", "rust"):
             traffic = Traffic(core, slots=6)

@@ -6,7 +6,7 @@ from cache_layer import CORES, Traffic, plugin
 from scheduled import admit, finish, request
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-from test_shortage import adder, ask, fill_with_pinned, pinned, skipped
+from test_slot_shortage import adder, ask, fill_with_pinned, pinned, skipped
 
 STATES = 16
 

@@ -8,11 +8,11 @@ from cache_layer import CORES, MAMBA, Traffic, plugin
 from scheduled import admit, request
 from server import running
 from sglang.srt.managers.schedule_policy import PrefillAdder
-from test_shortage import SLOTS, fill_with_pinned
+from test_slot_shortage import SLOTS, fill_with_pinned
 from tiny_model import make_tiny_model
 
-from exposition import read, wait_for
-from statecache.doctor_server import look_at_server
+from support.exposition import read, wait_for
+from statecache.tools.doctor_server import look_at_server
 from statecache_sglang import pool_seams, reporting
 
 

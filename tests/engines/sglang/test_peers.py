@@ -15,7 +15,7 @@ from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.common import release_kv_cache
 from test_hicache import A, with_a_on_the_host
 from test_int8 import restore
-from test_shortage import adder, ask, free_slots, pinned
+from test_slot_shortage import adder, ask, free_slots, pinned
 
 SIZES = {"slots": 16, "kv_tokens": 900}
 POOLS = {"active": {}, "int8": {"int8": True, "int8_slots": 16}}

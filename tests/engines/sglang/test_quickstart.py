@@ -3,7 +3,7 @@
 from server import SERVE, environment, running
 from tiny_model import make_tiny_model
 
-from quickstart import commands, flags_of, output_of
+from support.quickstart import commands, flags_of, output_of
 
 
 def test_the_commands_work_as_they_stand(tmp_path):

@@ -12,11 +12,11 @@ from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache import unified_radix_cache
 from sglang.srt.mem_cache.unified_cache import tree_core_registry
 
-from statecache.seam import Seam, SeamError, probe
-from statecache.settings import Settings
+from statecache.engine.seams import Seam, SeamError, probe
+from statecache.engine.settings import Settings
 from statecache_sglang import seam_table, seams
 from statecache_sglang.install import install
-from statecache_sglang.refusals import REFUSED
+from statecache_sglang.unsupported import REFUSED
 from statecache_sglang.seam_table import SEAMS, TESTED
 
 ON = {"kv_cache_plugin": "statecache"}
@@ -135,7 +135,7 @@ def test_without_the_flag_only_the_flags_themselves_are_there():
     assert modules == [
         "statecache_sglang",
         "statecache_sglang.adapter",
-        "statecache_sglang.names",
+        "statecache_sglang.engine_paths",
         "statecache_sglang.seams",
     ]
     assert hooked == [["ServerArgs", n] for n in ("add_cli_args", "from_cli_args", "resolve_once")]

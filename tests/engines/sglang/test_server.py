@@ -17,7 +17,7 @@ import pytest
 from server import LAUNCH, SERVE, Server, refused, running
 from tiny_model import make_tiny_model
 
-from exposition import wait_for
+from support.exposition import wait_for
 
 SESSIONS, TURNS, TURN_TOKENS = 6, 4, 120
 STRANGERS = 16  # that pass by in each turn

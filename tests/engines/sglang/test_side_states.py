@@ -73,7 +73,7 @@ def test_an_unknown_side_state_is_refused():
     with plugin(policy="gds", int8=True, int8_slots=8):
         traffic = Traffic("rust", slots=2)
         traffic.requests.mamba_pool.register_slot_state(Unknown())
-        from statecache_sglang.int8 import CheckpointSlots
+        from statecache_sglang.checkpoints import CheckpointSlots
 
         with pytest.raises(SystemExit, match="does not know the state Unknown"):
             CheckpointSlots(traffic.requests, 8)

@@ -11,7 +11,7 @@ from cache_layer import Traffic, plugin
 from host_layer import HostTraffic
 from random_traffic import host_operations, operations, perform
 
-import soak
+from support import soak
 
 GDS = {"policy": "gds"}
 KINDS = {

@@ -15,7 +15,7 @@ from typing import Any
 
 from scheduled import Run
 
-from statecache.generate import AgentWorkload, agent_lines
+from statecache.trace.generate_agent import AgentWorkload, agent_lines
 
 BLOCK = 16
 # Pages a state takes: one in each of three groups; in int8 (from fp32) 0.90 of a page in all.

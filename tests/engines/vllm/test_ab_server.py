@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from conversations import be_patient, conversations
+from support.conversations import be_patient, conversations
 from statecache.ab.bench import Bench, Cell, Trial
 from statecache.ab.server_arm import ServerArm, ServerSettings
 

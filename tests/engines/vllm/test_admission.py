@@ -84,7 +84,7 @@ def test_an_interval_state_may_take_the_slot_of_another_prompt(model):
 
 
 def test_what_excludes_another_is_refused():
-    from statecache.settings import Settings
+    from statecache.engine.settings import Settings
 
     with pytest.raises(SettingsError, match="exclude each other"):
         Settings.from_given(

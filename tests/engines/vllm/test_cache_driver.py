@@ -5,11 +5,11 @@ from pathlib import Path
 
 from statecache.ab.arms import Arm
 from statecache.ab.bench import Bench, Cell, Trial
-from statecache.ab.core import CoreDriver
-from statecache.ab.engine_job import Job
+from statecache.ab.drivers.replay import CoreDriver
+from statecache.ab.drivers.cache_layer_protocol import Job
 from statecache.ab.workloads import Workload
-from statecache.plan import PrefixTree
-from statecache_vllm.cache_driver import play
+from statecache.replay.schedule import PrefixTree
+from statecache_vllm.bench.cache_driver import play
 
 # One Python by two names, so that there are two processes, each with a hash seed of its own.
 PYTHONS = {"a": sys.executable, "b": str(Path(sys.executable).with_name("python3"))}

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from moved_seam import plant
+from support.moved_seam import plant
 from statecache_vllm.seam_table import SEAMS, TESTED
 
 

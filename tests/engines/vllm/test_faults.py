@@ -15,10 +15,10 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from test_worker import store_over
+from test_worker_side import store_over
 
 import statecache
-from statecache.checkpoint_pool import CheckpointPool
+from statecache.checkpoint.pool import CheckpointPool
 from statecache_vllm.connector import StateCacheConnector, StepCommands, Stored
 from statecache_vllm.guard import Guard
 

@@ -14,9 +14,9 @@ from vllm.v1.core.block_pool import BlockHashToBlockMap
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
 from statecache._blocks import BlockHashIndex, BlockQueue, FifoQueue, ReuseQueue
-from statecache.checkpoint_pool import CheckpointPool
+from statecache.checkpoint.pool import CheckpointPool
 from statecache_vllm import seams
-from statecache_vllm.checkpoint_book import CheckpointBook
+from statecache_vllm.checkpoints import CheckpointBook
 from statecache_vllm.checkpoint_store import CheckpointStore
 from statecache_vllm.gds_queue import GdsQueue
 from statecache_vllm.guard import vllms_own_map
@@ -194,7 +194,7 @@ def test_what_fails_at_a_reset_leaves_nothing_behind(monkeypatch, caplog, model,
 
 
 def test_chunks_end_as_vllms_own_when_the_interval_fails(monkeypatch, caplog, model):
-    monkeypatch.setattr("statecache_vllm.chunks.clip", None)
+    monkeypatch.setattr("statecache_vllm.prefill_chunks.clip", None)
     one = Run(model, blocks=100, plugin={"checkpoint_interval": 64})
     one.ask(document(1, 300))
     assert one.chunk_ends["r1"] == [288, 300]

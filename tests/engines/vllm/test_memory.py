@@ -13,10 +13,10 @@ from scheduled import Run, _groups
 from torch import bfloat16, empty
 from vllm.engine.arg_utils import EngineArgs
 
-from statecache.settings import Settings
+from statecache.engine.settings import Settings
 from statecache_vllm import adapter, seams
 from statecache_vllm.checkpoint_memory import describe, knows_states, pool_slots, set_aside
-from statecache_vllm.chunks import clip
+from statecache_vllm.prefill_chunks import clip
 from statecache_vllm.recording import begin
 
 NATIVE, INT8 = 205_824, 61_440

@@ -16,10 +16,10 @@ from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec
 
-from model_configs import PUBLISHED
-from statecache.memory_plan import Demand, rated_splits
-from statecache.model_config import read_model
-from statecache.plan import PrefixTree
+from support.model_configs import PUBLISHED
+from statecache.sizing.splits import Demand, rated_splits
+from statecache.sizing.model_config import read_model
+from statecache.replay.schedule import PrefixTree
 from statecache_vllm import adapter
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -6,7 +6,7 @@ from pathlib import Path
 from engine import document
 from test_server import PORT, ask, serve
 
-from quickstart import commands, flags_of, output_of
+from support.quickstart import commands, flags_of, output_of
 
 # The other engine of this environment needs them on a CPU, and doctor looks at both.
 SGLANGS = Path(__file__).parents[1] / "sglang" / "standins"

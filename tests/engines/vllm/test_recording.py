@@ -16,11 +16,11 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request, RequestStatus
 
-from statecache.plan import PrefixTree
-from statecache.record import BlockIds
-from statecache.trace import read_trace
+from statecache.replay.schedule import PrefixTree
+from statecache.trace.recorder import BlockIds
+from statecache.trace.format import read_trace
 from statecache_vllm import recording
-from waiting import DEADLINE_SECONDS, wait_for_lines
+from support.waiting import DEADLINE_SECONDS, wait_for_lines
 
 _HASH = get_hash_fn_by_name("sha256")
 

@@ -14,11 +14,12 @@ from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
 from statecache.errors import SettingsError
-from statecache.seam import Seam, SeamError, probe
-from statecache.settings import Settings
-from statecache_vllm import adapter, refusals, seam_table, seams
+from statecache.engine.seams import Seam, SeamError, probe
+from statecache.engine.settings import Settings
+from statecache_vllm import adapter, seam_table, seams
+from statecache_vllm import unsupported as refusals
 from statecache_vllm.install import check_seams
-from statecache_vllm.refusals import REFUSED
+from statecache_vllm.unsupported import REFUSED
 from statecache_vllm.seam_table import SEAMS, TESTED
 
 ON = {"kv_cache_plugin": "statecache"}
@@ -136,7 +137,7 @@ def test_a_pool_brings_its_worker(model):
     config = {**ON, "statecache_checkpoints": "native"}
     engine_args = EngineArgs(model=str(model), block_size=32, additional_config=config)
     worker = engine_args.create_engine_config().parallel_config.worker_cls
-    assert worker == "statecache_vllm.worker.CpuCheckpointWorker"
+    assert worker == "statecache_vllm.worker_side.CpuCheckpointWorker"
     assert engine_args.worker_cls == "auto"
 
 

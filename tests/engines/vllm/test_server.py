@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from engine import document, run, texts
 
-from waiting import DEADLINE_SECONDS, wait_until
+from support.waiting import DEADLINE_SECONDS, wait_until
 
 
 def free_port() -> int:

@@ -17,9 +17,9 @@ from engine import document, run, texts
 from test_faults import broken_copy
 from test_server import ask, serve, start
 
-from exposition import read, wait_for
-from statecache.trace import read_trace
-from waiting import DEADLINE_SECONDS, wait_for_lines
+from support.exposition import read, wait_for
+from statecache.trace.format import read_trace
+from support.waiting import DEADLINE_SECONDS, wait_for_lines
 
 ON = ("--kv-cache-plugin", "statecache")
 ROOM = ("--num-gpu-blocks-override", "250")

@@ -12,7 +12,7 @@ import pytest
 import tiny_models
 from scheduled import Run, traffic
 
-import soak
+from support import soak
 from statecache_vllm import seams
 
 POOL = {"checkpoints": "native", "checkpoint_slots": 16}

@@ -1,0 +1,1 @@
+"""SGLang's cache layer without a server, for `statecache ab` and benchmarks."""

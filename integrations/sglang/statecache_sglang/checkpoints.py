@@ -1,0 +1,185 @@
+"""The int8 checkpoint pool in the place of SGLang's own: same life cycle, same calls."""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+from typing import Any
+
+from statecache.errors import on_one_line, stop
+from statecache.engine.settings import Settings, flag_of
+from statecache_sglang import pool_seams
+from statecache_sglang.seams import Patch
+
+_log = logging.getLogger("statecache.sglang")
+_GIB = 1 << 30
+
+# Torch is the engine's, and not there where this package is only checked.
+torch: Any = import_module("torch")
+Tensor = Any
+
+
+def _library() -> Any:
+    try:
+        return import_module("statecache.checkpoint.pool")
+    except ImportError as error:
+        stop(f"{flag_of('int8')} is not part of this installation ({error})")
+
+
+class CheckpointSlots:
+    """A `CheckpointPool` as SGLang calls its own: slots are int64 tensors, slot 0 is reserved.
+
+    Slot numbers are kept on the host too: on CUDA, `free` and the two copies wait for the slots
+    they are given, and a store waits for its report.
+    """
+
+    def __init__(self, pool: Any, slots: int) -> None:
+        self._active = _active_state(pool)
+        self._device = pool_seams.device_of(pool)
+        self._pool = _library().CheckpointPool(self._active, slots, reserve_slot_zero=True)
+        self.num_slots = slots
+        self.refused = self.stored = self.restored = self.failed = 0
+        self._refused: set[int] = set()
+
+    def alloc(self, n: int = 1) -> Tensor | None:
+        """Take `n` slots, or None when fewer are free."""
+        taken = self._pool.alloc(n)
+        return None if taken is None else torch.tensor(taken, device=self._device)
+
+    def free(self, slots: Tensor) -> None:
+        """Give slots back."""
+        self._pool.free(slots.tolist())
+
+    def available_size(self) -> int:
+        """Return how many slots are free."""
+        return int(self._pool.available)
+
+    def clear(self) -> None:
+        """Give all slots back."""
+        self._pool.clear()
+
+    def mem_usage_bytes(self) -> int:
+        """Return the bytes the pool holds."""
+        return int(self._pool.total_bytes)
+
+    @property
+    def bytes_per_state(self) -> int:
+        """Return the bytes of one state at rest."""
+        return int(self._pool.bytes_per_state)
+
+    def store_from_active(self, _pool: Any, active_slots: Tensor, slots: Tensor) -> None:
+        """Quantise active states into slots; ask `was_refused` afterwards.
+
+        A store that fails keeps nothing, as one that is refused does: the states are not cached.
+        """
+        taken = slots.tolist()
+        try:
+            report = self._pool.store(self._active, active_slots, taken)
+            self._refused = set(report.refused())
+        except Exception:
+            self.failed += 1
+            if self.failed == 1:
+                _log.exception("statecache: a state could not be stored; it is not cached")
+            self._refused = set(taken)
+            self._pool.free(taken)
+        else:
+            self.stored += len(taken)
+            self.refused += len(self._refused)
+
+    def was_refused(self, slots: Tensor) -> bool:
+        """Whether the last store kept nothing in these slots (NaN or Inf) and freed them."""
+        return not self._refused.isdisjoint(slots.tolist())
+
+    def load_to_active(self, _pool: Any, slots: Tensor, active_slots: Tensor) -> None:
+        """Bring states back into active slots."""
+        self.restored += len(slots)
+        self._pool.load(slots.tolist(), self._active, active_slots)
+
+
+def patches(settings: Settings) -> tuple[Patch, ...]:
+    """Return what puts the pool in place, counts its bytes and keeps its states."""
+    _library()
+    asked = settings.int8_slots
+
+    def make(pool: Any) -> CheckpointSlots:
+        slots = slots_beside(pool) if asked is None else asked
+        try:
+            made = CheckpointSlots(pool, slots)
+        except (MemoryError, RuntimeError, _library().PoolDoesNotFitError) as error:
+            stop(
+                f"no memory for an int8 checkpoint pool of {slots} states:"
+                f" {on_one_line(str(error))}"
+            )
+        _log.info(
+            "statecache: int8 checkpoint pool of %d states, %d bytes",
+            made.num_slots,
+            made.mem_usage_bytes(),
+        )
+        return made
+
+    def take_off(configurator: Any, rest_gib: float) -> float:
+        rest = int(rest_gib * _GIB)
+        if asked is None:
+            needed = _bytes_of_states(configurator, rest)
+            what = flag_of("int8")
+        else:
+            needed = _bytes_of(configurator, asked)
+            what = f"{flag_of('int8_slots')} {asked}"
+        if needed >= rest:
+            stop(f"{what} needs {needed:,} bytes, {max(rest, 0):,} are left for states and KV")
+        return rest_gib - needed / _GIB
+
+    return (
+        pool_seams.PoolPatch(make),
+        pool_seams.EvictionPatch(),
+        pool_seams.BudgetPatch(take_off),
+    )
+
+
+def slots_beside(pool: Any) -> int:
+    """Return how many int8 states fit in the bytes that the states of running requests take.
+
+    What a server gets that names no number. The reserved slots of both pools count.
+    """
+    library = _library()
+    active = _active_state(pool)
+    running = int(library.estimate_bytes(active, 1, mode="native"))
+    at_rest = int(library.estimate_bytes(active, 1))
+    return max((int(pool.mamba_pool.size) + 1) * running // at_rest - 1, 1)
+
+
+def _active_state(pool: Any) -> Any:
+    library = _library()
+    temporal, conv = pool_seams.temporal_and_conv(pool)
+    side = {
+        name: library.SideState(tensor, slot_dim)
+        for name, (tensor, slot_dim) in pool_seams.side_states(pool).items()
+    }
+    return library.ActiveState(temporal, conv, side)
+
+
+def _bytes_of_states(configurator: Any, rest: int) -> int:
+    """Return the bytes of a pool as big as SGLang's own, out of what is left for states and KV.
+
+    With a ratio r of states to KV, both pools of r / (1 + 2 r) leave SGLang what gives its own
+    that size. See `slots_beside` for the states in it.
+    """
+    slots, ratio = pool_seams.asked_state_slots()
+    if slots is None:
+        return int(rest * ratio / (1 + 2 * ratio))
+    return (slots + 1) * int(pool_seams.bytes_of_a_state(configurator))
+
+
+def _bytes_of(configurator: Any, slots: int) -> int:
+    library = _library()
+    layers, params = pool_seams.state_layout(configurator)
+
+    def empty(shape: Any, dtype: Any) -> Tensor:
+        return torch.empty((layers, 1, *shape), dtype=dtype, device="meta")
+
+    active = library.ActiveState(
+        empty(params.shape.temporal, params.dtype.temporal),
+        [empty(shape, params.dtype.conv) for shape in params.shape.conv],
+    )
+    beside = pool_seams.side_bytes_of_a_state(configurator) * (slots + 1)
+    return int(library.estimate_bytes(active, slots, reserve_slot_zero=True)) + beside

@@ -1,0 +1,201 @@
+"""What happens when every state slot is in use: caching is skipped, a request waits.
+
+SGLang 0.5.23 asserts there, and the server dies. The asserts this file keeps from being reached
+are those of `MambaComponent._alloc_mamba_slot` and `finalize_match_result_in_cache`
+(components/mamba.py) and of `HybridReqToTokenPool.alloc` and `_alloc_ping_pong_buffer`
+(memory_pool.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from statecache_sglang import host_seams, learned_book, reporting, seams
+from statecache_sglang import fork_admission as forks
+
+_log = logging.getLogger("statecache.sglang")
+_MAMBA = seams.mamba_type()
+_MambaComponent: Any = seams.mamba_component()
+
+
+class PatientMambaComponent(_MambaComponent):  # type: ignore[misc]
+    """SGLang's Mamba component, skipping what there is no slot for."""
+
+    skipped = 0
+    _reserved: Any = None
+    _reserved_checkpoint: Any = None
+
+    def skip(self, reason: str, what: str) -> None:
+        """Count something that there was no slot for; log the first one."""
+        self.skipped += 1
+        self._count(reason)
+        if self.skipped == 1:
+            _log.warning("statecache: every state slot is in use: %s", what)
+
+    def _count(self, reason: str) -> None:
+        advisor = getattr(self.tree_core, "advisor", None)
+        if advisor is not None:
+            advisor.counts.add(f"skips|{reason}")
+
+    def prepare_for_caching_req(
+        self, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
+    ) -> int | None:
+        """SGLang's, or 0 (nothing of the request is cached now) when there is no slot.
+
+        All slots are taken before anything else is done, so there is nothing to undo. A state
+        that is not finite is not kept either. Nor is one that the admission does not want.
+        """
+        if not is_finished and not forks.is_wanted(self.cache, req, token_ids_len):
+            return 0
+        try:
+            if not self._reserve(req, is_finished):
+                self.skip("not_cached", "this step of the request was not cached")
+                return 0
+            length: int | None = super().prepare_for_caching_req(
+                req, insert_params, token_ids_len, is_finished
+            )
+        finally:
+            self._give_back_reserved()
+        insert_params.statecache_end = is_finished or token_ids_len >= len(req.origin_input_ids)
+        stored, pool = insert_params.mamba_value, self.int8_ckpt_pool
+        if stored is not None and hasattr(pool, "was_refused") and pool.was_refused(stored):
+            insert_params.mamba_value = None
+            self._count("not_finite")
+            return 0
+        return length
+
+    def _reserve(self, req: Any, is_finished: bool) -> bool:
+        int8 = self.int8_ckpt_pool is not None
+        tracked = self.cache.enable_mamba_extra_buffer
+        if tracked and not is_finished and req.kv.mamba_last_track_seqlen is None:
+            return True
+        if int8:
+            self._reserved_checkpoint = _or_none(super()._alloc_int8_ckpt_slot)
+            if self._reserved_checkpoint is None:
+                return False
+        if not is_finished and (tracked or not int8):
+            self._reserved = _or_none(super()._alloc_mamba_slot, req)
+            return self._reserved is not None
+        return True
+
+    def _give_back_reserved(self) -> None:
+        slot, self._reserved = self._reserved, None
+        if slot is not None:
+            self.cache.req_to_token_pool.mamba_allocator.free(slot)
+        slot, self._reserved_checkpoint = self._reserved_checkpoint, None
+        if slot is not None:
+            self.int8_ckpt_pool.free(slot)
+
+    def _alloc_mamba_slot(self, req: Any = None) -> Any:
+        slot, self._reserved = self._reserved, None
+        return super()._alloc_mamba_slot(req) if slot is None else slot
+
+    def _alloc_int8_ckpt_slot(self) -> Any:
+        slot, self._reserved_checkpoint = self._reserved_checkpoint, None
+        return super()._alloc_int8_ckpt_slot() if slot is None else slot
+
+    def finalize_match_result_in_cache(self, params: Any, result: Any) -> Any:
+        """SGLang's, or no match at all when the request can get no slot to copy the state to.
+
+        A prefix without its state must not be reused.
+        """
+        if params.cow_mamba and not params.req.kv.holds_mamba:
+            params.req.statecache_kv_tokens = result.full_kv_hit_length
+            node = result.best_match_node
+            state = self.tree_core.get_component_device_value(node, _MAMBA)
+            if state is not None and not self._make_room(node):
+                self.skip("not_reused", "a matched prefix was not reused")
+                return self.tree_core.empty_match_result
+        return super().finalize_match_result_in_cache(params, result)
+
+    def _make_room(self, node: int) -> bool:
+        allocator = self.cache.req_to_token_pool.mamba_allocator
+        if seams.free_state_slots(allocator) > 0:
+            return True
+        if self.int8_ckpt_pool is not None:
+            return False  # cached states hold no slot of this pool
+        lock = self.cache.inc_lock_ref(node)
+        seams.evict_states(self.cache, 1)
+        self.cache.dec_lock_ref(node, lock.to_dec_params())
+        return seams.free_state_slots(allocator) > 0
+
+
+def _or_none(alloc: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return alloc(*args)
+    except AssertionError as error:
+        if not any(text in str(error) for text in (seams.NO_SLOT, seams.NO_CHECKPOINT)):
+            raise
+        return None
+
+
+def admit_all_or_none(
+    original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Around `PrefillAdder.add_one_req`: a request gets every state slot it needs, or waits."""
+    pool = adder.tree_cache.req_to_token_pool
+    if not seams.is_hybrid_pool(pool) or adder.tree_cache.disable:
+        return original(adder, req, *args, **kwargs)
+    reporting.report(adder.tree_cache)
+    waiting = [*adder.can_run_list, req]
+    needed = sum(seams.missing_state_slots(pool, one) for one in waiting)
+    if req.mamba_host_hit_length > 0 and not req.kv.holds_mamba:
+        needed += 1  # for the state that comes back to the tree
+    free = seams.free_state_slots(pool.mamba_allocator)
+    if needed > free:
+        # As SGLang itself does a few lines on: the request's own prefix cannot make room.
+        lock = adder.tree_cache.inc_lock_ref(req.last_node)
+        cached_there = pool.mamba_ckpt_pool is None
+        evictable = adder.tree_cache.mamba_evictable_size() if cached_there else 0
+        adder.tree_cache.dec_lock_ref(req.last_node, lock.to_dec_params())
+        if needed > free + evictable:
+            return seams.no_room()
+    with forks.chunk_ending_at_fork(adder, req, *args, **kwargs):
+        result = original(adder, req, *args, **kwargs)
+    if adder.can_run_list and adder.can_run_list[-1] is req:
+        reporting.admitted(adder.tree_cache, req)
+        learned_book.admitted(adder.tree_cache, req)
+    return result
+
+
+def load_back_or_wait(original: Callable[..., Any], cache: Any, params: Any) -> Any:
+    """Around `UnifiedRadixCache.init_load_back`: a request never goes on without its state.
+
+    A state that comes back takes two slots, of the tree and of the request; without both the
+    request waits (None is "not now" to `PrefillAdder.add_one_req`). Where the load fails for
+    another reason SGLang 0.5.23 goes on with the shorter prefix of the device but without the
+    state at its end.
+    """
+    if not cache.supports_mamba():
+        return original(cache, params)
+    req, best = params.req, params.best_match_node
+    core = cache.tree_core
+    on_host = not req.kv.holds_mamba and core.component_has_host_value_only(best, _MAMBA)
+    if on_host and not _two_slots(cache):
+        cache.components[_MAMBA].skip(
+            "not_loaded_back", "a state on the host was not loaded back yet"
+        )
+        return None
+    loaded = original(cache, params)
+    if on_host and loaded is not None and core.component_has_host_value_only(best, _MAMBA):
+        return loaded if _copy_state(cache, loaded[1], req) else None
+    return loaded
+
+
+def _two_slots(cache: Any) -> bool:
+    allocator = cache.req_to_token_pool.mamba_allocator
+    missing = 2 - seams.free_state_slots(allocator)
+    if missing > 0:
+        seams.evict_states(cache, missing)
+    return seams.free_state_slots(allocator) >= 2
+
+
+def _copy_state(cache: Any, node: int, req: Any) -> bool:
+    """Have the request start from the state of this node, as after a match that ended there."""
+    if cache.tree_core.get_component_device_value(node, _MAMBA) is None:
+        return True  # the root: there is nothing to start from
+    params, match = host_seams.match_ending_at(cache.tree_core, node, req)
+    cache.components[_MAMBA].finalize_match_result_in_cache(params, match)
+    return bool(req.kv.holds_mamba)

@@ -1,0 +1,72 @@
+"""Ways to run SGLang that this release does not support together with the plugin."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from statecache.errors import SettingsError, stop
+from statecache.trace.record_file import check_record_file
+
+if TYPE_CHECKING:
+    from statecache.engine.settings import Settings
+
+_Test = Callable[[Any], bool]
+
+# By the field of `ServerArgs` (SGLang 0.5.23): what is refused, and how the line calls it.
+REFUSED: dict[str, tuple[_Test, str]] = {
+    "disable_radix_cache": (bool, "--disable-radix-cache (nothing would be cached)"),
+    "radix_cache_backend": (bool, "--radix-cache-backend"),
+    "hicache_storage_backend": (bool, "--hicache-storage-backend"),
+    "hicache_host_memory_mode": (
+        lambda mode: mode == "buffer_only",
+        "--hicache-host-memory-mode buffer_only",
+    ),
+    "enable_lmcache": (bool, "--enable-lmcache"),
+    "enable_flexkv": (bool, "--enable-flexkv"),
+    "enable_unified_cache_external_linker": (bool, "--enable-unified-cache-external-linker"),
+    "enable_session_radix_cache": (bool, "--enable-session-radix-cache"),
+    "enable_streaming_session": (bool, "--enable-streaming-session"),
+    "enable_unified_memory": (bool, "--enable-unified-memory"),
+    "speculative_algorithm": (bool, "speculative decoding (--speculative-algorithm)"),
+    "pp_size": (lambda size: size > 1, "pipeline parallelism (--pp-size above 1)"),
+    "dp_size": (lambda size: size > 1, "data parallelism (--dp-size above 1)"),
+    "disaggregation_mode": (
+        lambda mode: mode != "null",
+        "prefill/decode disaggregation (--disaggregation-mode)",
+    ),
+}
+
+
+def refuse_host_copies(settings: Settings) -> None:
+    """Stop with one line if states are to be copied to the host out of the int8 pool."""
+    if settings.in_force.int8:
+        stop("--enable-hierarchical-cache is not supported with --statecache-int8")
+
+
+def refuse_storage(
+    original: Callable[..., tuple[bool, str]], cache: Any, *args: Any, **kwargs: Any
+) -> tuple[bool, str]:
+    """Around `UnifiedRadixCache.attach_storage_backend`, by which a running server gets one.
+
+    The request is answered with the reason, and the server goes on as it is.
+    """
+    if getattr(cache.tree_core, "advisor", None) is None:
+        return original(cache, *args, **kwargs)
+    return False, "statecache: a storage backend is not supported with --kv-cache-plugin statecache"
+
+
+def refuse(server_args: Any, settings: Settings) -> None:
+    """Stop with one line if `server_args` asks for something that is not supported."""
+    if settings.record is not None and multiprocessing.parent_process() is None:
+        # In a child the file may be that of this very server.
+        try:
+            check_record_file(settings.record)
+        except SettingsError as error:
+            stop(error)
+    if server_args.enable_hierarchical_cache:
+        refuse_host_copies(settings)
+    for field, (asked_for, name) in REFUSED.items():
+        if asked_for(getattr(server_args, field)):
+            stop(f"{name} is not supported with --kv-cache-plugin statecache")

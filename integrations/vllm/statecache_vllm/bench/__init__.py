@@ -1,0 +1,1 @@
+"""vLLM's cache layer without a server, for `statecache ab` and benchmarks."""

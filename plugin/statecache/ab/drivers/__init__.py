@@ -1,0 +1,1 @@
+"""What runs one arm of an A/B test: a replay, an engine's cache layer, or a server."""

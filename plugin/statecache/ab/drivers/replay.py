@@ -1,0 +1,70 @@
+"""The driver `core`: the built-in replay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from statecache.ab.results import Played, Served
+from statecache.replay.block_policies import make_order
+from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.state_slots import serve
+from statecache.replay.shared_pool import Points, SharedPool
+from statecache.trace.format import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from statecache.ab.arms import Arm
+    from statecache.replay.schedule import KvTimeline, Plan
+    from statecache.trace.format import Trace
+
+__all__ = ["CoreDriver"]
+
+
+class CoreDriver:
+    """Plays arms on one workload; what the workload fixes is worked out once for all of them."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._tree = PrefixTree.of(trace)
+        self._timelines: dict[int, KvTimeline] = {}
+        self._plans: dict[tuple[int, str, int], Plan] = {}
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The prompts as lists of blocks, which are equal only where prefixes agree."""
+        return self._tree.paths
+
+    def play(self, arm: Arm) -> Played:
+        """Serve the workload's requests one after the other."""
+        if arm.pool == "shared":
+            return self._play_shared(arm)
+        key = (arm.kv_tokens, arm.admission, arm.chunk)
+        if arm.kv_tokens not in self._timelines:
+            self._timelines[arm.kv_tokens] = kv_timeline(self._tree, arm.kv_tokens or None)
+        timeline = self._timelines[arm.kv_tokens]
+        if key not in self._plans:
+            self._plans[key] = make_plan(self._tree, timeline, arm.admission, arm.chunk)
+        hits, evicted = serve(self._plans[key], arm.policy, arm.states, arm.cost_model())
+        found = iter(zip(self._plans[key].steps, hits, strict=True))
+        served = []
+        for path, resident in zip(self._tree.paths, timeline.resident, strict=True):
+            if resident < 0:
+                served.append(_rejected(len(path)))
+            else:
+                step, hit = next(found)
+                served.append(Served(step.prompt_tokens, step.resident_tokens, hit))
+        return Played(served, evicted, 0)
+
+    def _play_shared(self, arm: Arm) -> Played:
+        points = Points.of(arm.admission, arm.chunk // BLOCK_TOKENS)
+        pool = SharedPool(arm.pool_blocks, int(arm.state_blocks), make_order(arm.policy), points)
+        served = []
+        for path in self._tree.paths:
+            found = pool.serve(path)
+            if found is None:
+                served.append(_rejected(len(path)))
+            else:
+                served.append(Served.of_blocks(found.blocks, found.reached, found.hit))
+        return Played(served, pool.evicted_states, 0)
+
+
+def _rejected(blocks: int) -> Served:
+    return Served(blocks * BLOCK_TOKENS, 0, 0, rejected=True)

@@ -1,0 +1,106 @@
+"""A server launched for a test: its port, its log, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from statecache.ab.drivers.interrupts import interrupts_put_off
+from statecache.errors import on_one_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from statecache.ab.server_arm import ServerArm
+
+__all__ = ["ServerProcess"]
+
+_END_SECONDS = 20
+_LAST_LINES, _SHOWN_CHARACTERS = 3, 200
+
+
+class ServerProcess:
+    """Runs the command of an arm in a process group of its own, out of reach of Ctrl-C.
+
+    Whoever started it ends it with `close`.
+    """
+
+    def __init__(self, arm: ServerArm, log: Path) -> None:
+        """Start it. Raises `SettingsError`: its port is in use, or there is no such command."""
+        self._log = log
+        self._arm = arm
+        port = _free_port()
+        self.url = arm.url or f"http://127.0.0.1:{port}"
+        parts = urlsplit(self.url)
+        if arm.url is not None and _answers(parts.hostname or "", parts.port or 80):
+            raise arm.error(f"port {parts.port or 80} is in use")
+        words = arm.words(port)
+        with log.open("ab") as file:
+            self._log_start = file.tell()
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - the command the user gave
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise arm.error(f"cannot start {words[0]} ({error.strerror})") from error
+            except ValueError as error:  # a zero byte
+                raise arm.error(f"cannot start {words[0]} ({error})") from error
+
+    @property
+    def pid(self) -> int:
+        """The process of the command."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the command still runs."""
+        return self._process.poll() is None
+
+    def fate(self) -> str:
+        """Return what became of it and its last words, on one line, to follow an error."""
+        with self._log.open("rb") as file:
+            file.seek(self._log_start)
+            lines = self._arm.hidden(file.read().decode(errors="replace")).splitlines()
+        last = [line.strip()[:_SHOWN_CHARACTERS] for line in lines if line.strip()][-_LAST_LINES:]
+        ended = "" if self.alive else f"the server ended with status {self._process.returncode}; "
+        return on_one_line(f"{ended}{self._log}: {' | '.join(last) or 'empty'}")
+
+    def close(self) -> None:
+        """Ask it to end, and end what is left of it and its children by force."""
+        try:
+            if self.alive:
+                self._signal(signal.SIGTERM)
+                end = time.monotonic() + _END_SECONDS
+                while self.alive and time.monotonic() < end:
+                    time.sleep(0.05)
+        finally:  # children too, also when its parent is gone or the wait was interrupted
+            with interrupts_put_off():
+                self._signal(signal.SIGKILL)
+                self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _answers(host: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((host, port), timeout=5):
+        return True
+    return False

@@ -1,0 +1,1 @@
+"""What is made of the measurements: the result file, the page and its charts."""

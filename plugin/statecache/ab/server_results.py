@@ -1,0 +1,136 @@
+"""What a server was asked and what came of it, request by request, and one row a run."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from statecache.ab.results import Run, Times
+from statecache.ab.drivers.server_metrics import Counters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["Answered", "Answers", "server_run"]
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """One request; times are in seconds, `asked_at` and `ended_at` from the start of the run.
+
+    `pieces` is when tokens came, counted from when they were asked for, and how many together.
+    `cached_tokens` is None where the server does not say. `answered_tokens` of the prompt are what
+    the server had answered before in this session; `output_ids` are the tokens of this answer, None
+    where the server does not tell them. One with an `error` has what came before.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int | None
+    output_tokens: int
+    asked_at: float
+    ended_at: float
+    pieces: list[tuple[float, int]]
+    error: str | None = None
+    answered_tokens: int = 0
+    output_ids: list[int] | None = None
+
+    @property
+    def first_after(self) -> float:
+        """Seconds to the first token; there must be one."""
+        return self.pieces[0][0]
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds from each token to the next; tokens that came together share theirs."""
+        return [
+            (after - before) / tokens
+            for (before, _), (after, tokens) in itertools.pairwise(self.pieces)
+            for _ in range(tokens)
+        ]
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """A workload played to its end, in the order of the workload.
+
+    With what the server counted meanwhile, and the most memory that it took, if it was launched.
+    """
+
+    answered: list[Answered]
+    counters: Counters | None = None
+    peak_resident_bytes: int | None = None
+
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield what there is to say of each request."""
+        for one in self.answered:
+            yield {
+                "prompt_tokens": one.prompt_tokens,
+                "answered_tokens": one.answered_tokens,
+                "cached_tokens": one.cached_tokens,
+                "output_tokens": one.output_tokens,
+                "asked_at_seconds": round(one.asked_at, 6),
+                "ended_at_seconds": round(one.ended_at, 6),
+                "ttft_ms": round(1000 * one.first_after, 3) if one.pieces else None,
+                "itl_ms": [round(1000 * gap, 3) for gap in one.gaps],
+                "error": one.error,
+            }
+
+
+def server_run(cell: str, arm: str, seed: int, answers: Answers, warm_up: int) -> Run:
+    """Add up what was answered after the first `warm_up` requests of the workload."""
+    counted = answers.answered[warm_up:]
+    done = [one for one in counted if one.error is None]
+    reported = any(one.cached_tokens is not None for one in done)
+    counters = answers.counters or Counters(source="")
+    return Run(
+        cell=cell,
+        arm=arm,
+        seed=seed,
+        warm_up=warm_up,
+        requests=len(done),
+        rejected=len(counted) - len(done),
+        prompt_tokens=sum(one.prompt_tokens for one in done),
+        # Some servers leave a zero out.
+        hit_tokens=sum(one.cached_tokens or 0 for one in done) if reported else None,
+        resident_tokens=None,
+        missed_by_state_tokens=None,
+        recompute_cost=None,
+        evicted_states=counters.evicted_states,
+        skipped_states=counters.skipped_states,
+        answered_tokens=sum(one.answered_tokens for one in done),
+        peak_resident_bytes=answers.peak_resident_bytes,
+        counters=answers.counters,
+        times=_times(done, len(counted)) if counted else None,
+    )
+
+
+def _times(done: Sequence[Answered], asked: int) -> Times:
+    first = _quantiles([one.first_after for one in done]) if done else None
+    gaps = [gap for one in done for gap in one.gaps]
+    between = _quantiles(gaps) if gaps else None
+    return Times(
+        ttft_p50_ms=first[50] if first else None,
+        ttft_p90_ms=first[90] if first else None,
+        ttft_p99_ms=first[99] if first else None,
+        itl_p50_ms=between[50] if between else None,
+        itl_p99_ms=between[99] if between else None,
+        output_tokens_per_second=_speed(done),
+        request_errors=(asked - len(done)) / asked,
+        ttft_quantiles_ms=first or [],
+    )
+
+
+def _speed(done: Sequence[Answered]) -> float:
+    if not done:
+        return 0.0
+    seconds = max(one.ended_at for one in done) - min(one.asked_at for one in done)
+    return sum(one.output_tokens for one in done) / max(seconds, 1e-9)
+
+
+def _quantiles(seconds: Sequence[float]) -> list[float]:
+    """Return the quantiles at 0, 1, ... 100 %, in milliseconds; between two values on a line."""
+    if len(seconds) == 1:
+        return [1000 * seconds[0]] * 101
+    inner = statistics.quantiles(seconds, n=100, method="inclusive")
+    return [1000 * value for value in (min(seconds), *inner, max(seconds))]

@@ -1,0 +1,208 @@
+"""What an engine's states look like, and what a checkpoint pool keeps of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from operator import index
+
+import torch
+from torch import Tensor
+
+from statecache.checkpoint.reference import scale_dtype
+
+MODES = ("int8", "native")
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class SideState:
+    """A tensor copied bit for bit beside the temporal state, indexed by the same active slot.
+
+    Layer-major `[layers, slots, ...]` has `slot_dim` 1, slot-major `[slots, ...]` has 0.
+    """
+
+    tensor: Tensor
+    slot_dim: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveState:
+    """Where an engine keeps the states of running requests.
+
+    `temporal` is one tensor `[layers, slots, heads, d_v, d_k]` or a tensor
+    `[slots, heads, d_v, d_k]` for each layer. `conv` are convolution states: layer-major beside a
+    stacked `temporal`, slot-major beside one of many tensors. All tensors have the same slots and
+    lie on one device. To estimate bytes, tensors on torch's meta device will do.
+    """
+
+    temporal: Tensor | Sequence[Tensor]
+    conv: Sequence[Tensor] = ()
+    side: Mapping[str, SideState] = field(default_factory=dict)
+
+    def temporals(self) -> list[Tensor]:
+        """Return the temporal tensors as a list, checked against each other."""
+        tensors = [self.temporal] if isinstance(self.temporal, Tensor) else list(self.temporal)
+        dims = 5 if isinstance(self.temporal, Tensor) else 4
+        if not tensors:
+            raise ValueError("an active state needs a temporal tensor")
+        first = tensors[0]
+        for tensor in tensors:
+            if tensor.dim() != dims or tensor.dtype not in _DTYPES:
+                raise ValueError(
+                    f"temporal state {tuple(tensor.shape)} of {tensor.dtype}:"
+                    f" need {dims} dimensions of float32, float16 or bfloat16"
+                )
+            if (
+                tensor.shape != first.shape
+                or tensor.stride() != first.stride()
+                or tensor.dtype != first.dtype
+                or tensor.device != first.device
+            ):
+                raise ValueError("temporal states differ between layers")
+        if 0 in first.shape[: dims - 4] or 0 in first.shape[-3:]:
+            raise ValueError(f"temporal state {tuple(first.shape)} is empty")
+        return tensors
+
+    def exact(self) -> dict[str, SideState]:
+        """Return what is copied bit for bit, by name."""
+        conv_dim = 1 if isinstance(self.temporal, Tensor) else 0
+        rows = {f"conv.{i}": SideState(tensor, conv_dim) for i, tensor in enumerate(self.conv)}
+        rows.update({f"side.{name}": state for name, state in self.side.items()})
+        for name, state in rows.items():
+            if state.slot_dim not in (0, 1) or state.tensor.dim() <= state.slot_dim:
+                raise ValueError(f"{name}: slots must be dimension 0 or 1")
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of a pool: its shape for a number of slots, and its type."""
+
+    name: str
+    leading: tuple[int, ...]
+    trailing: tuple[int, ...]
+    dtype: torch.dtype
+
+    def shape(self, slots: int) -> tuple[int, ...]:
+        """Return the shape for `slots` slots."""
+        return (*self.leading, slots, *self.trailing)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of one slot, all layers."""
+        return prod(self.leading) * prod(self.trailing) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """An active state that was checked as a whole: every copy of it will find what it needs.
+
+    `exact` holds the tensors copied bit for bit, as `row_view` shows them. Two layouts may be
+    copied through one pool if their signatures are equal.
+    """
+
+    temporals: list[Tensor]
+    exact: dict[str, SideState]
+    slots: int
+    signature: tuple[object, ...]
+
+    @property
+    def stacked(self) -> bool:
+        """Whether one temporal tensor holds all layers."""
+        return self.temporals[0].dim() == 5
+
+
+def layout_of(active: ActiveState, mode: str) -> Layout:
+    """Check all of `active`: `ValueError` says what a pool in `mode` could not copy."""
+    if mode not in MODES:
+        raise ValueError(f"unknown mode '{mode}': use int8 or native")
+    temporals = active.temporals()
+    temporal = temporals[0]
+    slots, heads, d_v, d_k = temporal.shape[-4:]
+    if mode == "int8" and (d_v % 8 or d_k % 8):
+        raise ValueError(f"d_v {d_v} and d_k {d_k} must be multiples of 8")
+    if _has_gaps(temporal, -2 if mode == "int8" else -3):
+        what = "a head's matrix" if mode == "int8" else "a slot's heads"
+        raise ValueError(f"temporal state with strides {temporal.stride()}: {what} has gaps")
+    rows: dict[str, SideState] = {}
+    shapes: list[object] = []
+    for name, state in active.exact().items():
+        tensor, dim = state.tensor, state.slot_dim
+        if tensor.shape[dim] != slots:
+            raise ValueError(
+                f"{name}: {tensor.shape[dim]} slots, but the temporal state has {slots}"
+            )
+        if tensor.device != temporal.device:
+            raise ValueError(f"{name} is on {tensor.device}, not on {temporal.device}")
+        order = _row_order(state)
+        view = tensor.permute(*range(dim + 1), *order)
+        if _has_gaps(view, dim + 1):
+            raise ValueError(f"{name}: a row with strides {tensor.stride()[dim + 1 :]} has gaps")
+        rows[name] = SideState(view, dim)
+        # In which order the dimensions of a row lie: a row is copied as it lies.
+        real = [d for d in order if tensor.shape[d] != 1]
+        around = (tuple(tensor.shape[:dim]), tuple(tensor.shape[dim + 1 :]))
+        shapes.append((name, *around, tuple(real), tensor.dtype))
+    signature = (
+        len(temporals),
+        tuple(temporal.shape[:-4]),
+        (heads, d_v, d_k),
+        temporal.dtype,
+        str(temporal.device),
+        tuple(shapes),
+    )
+    return Layout(temporals, rows, slots, signature)
+
+
+def pool_parts(layout: Layout, mode: str) -> list[Part]:
+    """Return the tensors that a pool for an active state of this layout consists of."""
+    temporal = layout.temporals[0]
+    layers = temporal.shape[0] if layout.stacked else len(layout.temporals)
+    heads, d_v, d_k = temporal.shape[-3:]
+    if mode == "int8":
+        parts = [
+            Part("quantized", (layers,), (heads, d_v, d_k), torch.int8),
+            Part("scale", (layers,), (heads, 1, d_k), scale_dtype(temporal.dtype)),
+        ]
+    else:
+        parts = [Part("temporal", (layers,), (heads, d_v, d_k), temporal.dtype)]
+    for name, state in layout.exact.items():
+        shape = state.tensor.shape
+        leading, trailing = shape[: state.slot_dim], shape[state.slot_dim + 1 :]
+        parts.append(Part(name, tuple(leading), tuple(trailing), state.tensor.dtype))
+    return parts
+
+
+def estimate_bytes(
+    active: ActiveState, slots: int, *, mode: str = "int8", reserve_slot_zero: bool = False
+) -> int:
+    """Return what a `CheckpointPool` of these arguments allocates, to the byte."""
+    total = slot_total(slots, reserve_slot_zero=reserve_slot_zero)
+    return total * sum(part.bytes_per_slot for part in pool_parts(layout_of(active, mode), mode))
+
+
+def slot_total(slots: int, *, reserve_slot_zero: bool) -> int:
+    """Return the slots a pool of `slots` slots allocates; `TypeError` if that is no integer."""
+    if index(slots) < 1:
+        raise ValueError(f"a checkpoint pool needs at least 1 slot, not {slots}")
+    return index(slots) + int(reserve_slot_zero)
+
+
+def _row_order(state: SideState) -> list[int]:
+    """Return the dimensions of a row from the outermost in memory on; those of size 1 last."""
+    shape, stride = state.tensor.shape, state.tensor.stride()
+    dims = range(state.slot_dim + 1, state.tensor.dim())
+    return sorted(dims, key=lambda d: (shape[d] == 1, -stride[d]))
+
+
+def _has_gaps(tensor: Tensor, first: int) -> bool:
+    """Whether the dimensions from `first` on are not one block of memory, in that order."""
+    expected = 1
+    shape, stride = tensor.shape[first:], tensor.stride()[first:]
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and step != expected:
+            return True
+        expected *= size
+    return False

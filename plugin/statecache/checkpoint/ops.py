@@ -1,0 +1,136 @@
+"""The copies between an active pool and an int8 checkpoint pool: native where there is a kernel.
+
+Arguments of the three copies, native and plain alike:
+
+- `active`: the temporal states, one tensor `[layers, slots, heads, d_v, d_k]` or a tensor
+  `[slots, heads, d_v, d_k]` for each layer; float32, float16 or bfloat16. A head's matrix lies
+  without gaps, the other strides are free; d_v and d_k are multiples of 8.
+- `quantized`: int8 `[layers, slots, heads, d_v, d_k]`; `scale`: `[layers, slots, heads, 1, d_k]`,
+  bfloat16 for bfloat16 states, else float32.
+- slots: int64 vectors of one length on the states' device. A pair is skipped, so not written, when
+  either slot is negative or beyond its pool.
+- `report`: an int32 vector of that length, zero before. A store sets `STORED` for each pair it did
+  not skip, none if there are no layers or heads, and `NON_FINITE` where the state holds NaN or
+  Inf, or is so large that it would come back as Inf; such a slot then holds nothing of use.
+
+No native copy allocates or synchronises. On CUDA they need compute capability 8.0 and run on
+torch's current stream. Graphs may capture them once they have run: a kernel's first launch loads
+it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from statecache.checkpoint import reference
+from statecache.checkpoint.reference import NON_FINITE, STORED
+
+__all__ = ["NON_FINITE", "STORED", "Copies", "copies_for", "native_copies", "plain_copies"]
+
+_OLDEST_CAPABILITY = (8, 0)
+_AGAIN = (
+    "Install it again where torch is: pip install --force-reinstall --no-deps --no-cache-dir"
+    " --no-build-isolation statecache; a torch elsewhere is named by"
+    " -C cmake.define.STATECACHE_TORCH_DIR=FOLDER"
+)
+_log = logging.getLogger("statecache.checkpoint")
+
+StoreCopy = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor], None]
+LoadCopy = Callable[[Tensor, Tensor, Sequence[Tensor], Tensor, Tensor], None]
+MoveCopy = Callable[[Tensor, Tensor, Tensor, Tensor, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """One way to copy.
+
+    `store(active, quantized, scale, report, active_slots, slots)` quantises active states;
+    `load(quantized, scale, active, slots, active_slots)` brings them back;
+    `move(source, target, source_slots, target_slots, slot_dim)` copies rows of any type bit for
+    bit; slots are dimension 0, or dimension 1 behind the layers.
+    """
+
+    name: str
+    store: StoreCopy
+    load: LoadCopy
+    move: MoveCopy
+
+
+@cache
+def plain_copies() -> Copies:
+    """Return the copies made of plain torch operators."""
+    return Copies("torch", reference.store, reference.load, reference.move)
+
+
+@cache
+def native_copies() -> Copies:
+    """Return the native copies; `ImportError` says why there are none."""
+    _operators()
+    ops = torch.ops.statecache
+    return Copies("native", ops.checkpoint_store, ops.checkpoint_load, ops.checkpoint_move)
+
+
+@cache
+def copies_for(device: str) -> Copies:
+    """Return the fastest copies for a device, and log once if those are the plain ones."""
+    try:
+        with_cuda = _operators()
+    except ImportError as error:
+        _log.warning("statecache: %s; using plain torch operators, which are far slower", error)
+        return plain_copies()
+    kind = torch.device(device).type
+    why = f"it was built without checkpoint kernels for {kind}"
+    if kind == "cpu":
+        return native_copies()
+    if kind == "cuda" and with_cuda:
+        capability = torch.cuda.get_device_capability(device)
+        if capability >= _OLDEST_CAPABILITY:
+            return native_copies()
+        why = f"its checkpoint kernels need compute capability 8.0, not {capability}"
+    _log.warning("statecache: %s; using plain torch operators, which are far slower", why)
+    return plain_copies()
+
+
+@cache
+def _operators() -> bool:
+    """Register the operators; return whether they have CUDA kernels."""
+    try:
+        from statecache import _checkpoint_ops
+    except ImportError as error:
+        raise ImportError(_why_not(error)) from error
+    for name in ("checkpoint_store", "checkpoint_load", "checkpoint_move"):
+        torch.library.register_fake(f"statecache::{name}", _nothing_to_infer)
+    return bool(_checkpoint_ops.with_cuda)
+
+
+def _why_not(error: ImportError) -> str:
+    if find_spec("statecache._checkpoint_ops") is None:
+        return (
+            "statecache was installed without its checkpoint copies: no torch from 2.13 on was"
+            f" found when it was built, or STATECACHE_OPS=OFF was set. {_AGAIN}"
+        )
+    return (
+        f"statecache's checkpoint copies are installed but do not load ({error}); they need torch"
+        f" from 2.13 on, this is {torch.__version__}. {_AGAIN}"
+    )
+
+
+def _nothing_to_infer(*arguments: object) -> None:
+    """Stand in for a copy while torch traces: copies only change their arguments.
+
+    Torch also comes here with real tensors when one of them is on the meta device.
+    """
+    devices: set[torch.device] = set()
+    for argument in arguments:
+        tensors = argument if isinstance(argument, (list, tuple)) else [argument]
+        devices.update(tensor.device for tensor in tensors if isinstance(tensor, Tensor))
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise RuntimeError(f"statecache: the tensors of one copy lie on {names}")

@@ -1,0 +1,391 @@
+"""The checkpoint pool: recurrent states of the cache at rest, in int8 or as they are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import index
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from statecache.checkpoint.ops import STORED, Copies, copies_for
+from statecache.checkpoint.layout import (
+    ActiveState,
+    Layout,
+    SideState,
+    estimate_bytes,
+    layout_of,
+    pool_parts,
+    slot_total,
+)
+from statecache.checkpoint.stream_order import CopyOrder
+
+__all__ = [
+    "ActiveState",
+    "CheckpointPool",
+    "PoolDoesNotFitError",
+    "SideState",
+    "StoreReport",
+    "estimate_bytes",
+]
+
+FLAG = "--statecache-int8-slots"
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_log = logging.getLogger("statecache.checkpoint")
+
+
+class PoolDoesNotFitError(ValueError):
+    """More slots were asked for than fit in the memory that is free."""
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    """Return the bytes free on `device`, or None where that is not known."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    meminfo = Path("/proc/meminfo")
+    if device.type == "cpu" and meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return min([int(line.split()[1]) * 1024, *_free_in_groups()])
+    return None
+
+
+def _free_in_groups(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> list[int]:
+    """Return the bytes left in each control group (version 2) of this process that has a limit."""
+    left = []
+    try:
+        lines = (Path("/proc/self/cgroup").read_text() if own is None else own).splitlines()
+        path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+        here = root / path
+        for group in (here, *(up for up in here.parents if up.is_relative_to(root))):
+            if not (group / "memory.max").is_file():
+                continue
+            limit = (group / "memory.max").read_text().strip()
+            if limit == "max":
+                continue
+            used = int((group / "memory.current").read_text())
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            used -= int(stat.get("inactive_file", 0))  # what the kernel gives back at once
+            left.append(max(int(limit) - used, 0))
+    except OSError:
+        pass  # a group that is hidden from us tells no limit
+    return left
+
+
+class StoreReport:
+    """What became of one store. Reading it waits for that store, on whatever stream it ran."""
+
+    def __init__(
+        self,
+        flags: Tensor,
+        done: torch.cuda.Event | None,
+        settle: Callable[[Sequence[int]], tuple[int, ...]],
+    ) -> None:
+        self._flags = flags
+        self._done = done
+        self._settle = settle
+        self._refused: tuple[int, ...] | None = None
+
+    def refused(self) -> tuple[int, ...]:
+        """Return the slots that hold no state: the pool has freed them, so forget them.
+
+        Their source held NaN or Inf, or could not come back finite. A slot that was skipped is not
+        among them: it holds what it held before the store.
+        """
+        if self._refused is None:
+            if self._done is not None:
+                self._done.synchronize()
+            self._refused = self._settle(self._flags.tolist())
+        return self._refused
+
+
+class CheckpointPool:
+    """Slots for cached states, copied in and out of an engine's active pool.
+
+    In mode "int8" the temporal state is quantised; in mode "native" it is kept as it is.
+    Convolution and side states are kept bit for bit in both. Only int8 states are looked at: NaN
+    and Inf in anything that is kept bit for bit are stored and come back like other values.
+
+    One launch moves all layers of all listed slots. On CUDA copies run on the current stream, each
+    after the pool's copy before it, on whatever stream that ran; the host does not wait, except
+    where it says so. Neither copy may be captured in a CUDA graph, which raises `RuntimeError`; the
+    operators of `checkpoint_copies` may. Single-threaded by contract.
+
+    A call that is refused changes nothing. Should a copy fail after it has begun, the slots of a
+    store hold nothing, and the active slots of a load are undefined.
+    """
+
+    def __init__(
+        self,
+        active: ActiveState,
+        slots: int,
+        *,
+        mode: str = "int8",
+        reserve_slot_zero: bool = False,
+        free_bytes: int | None = None,
+        copies: Copies | None = None,
+    ) -> None:
+        self._total = slot_total(slots, reserve_slot_zero=reserve_slot_zero)
+        self._first = int(reserve_slot_zero)
+        layout = layout_of(active, mode)
+        parts = pool_parts(layout, mode)
+        self._device = layout.temporals[0].device
+        self.bytes_per_state = sum(part.bytes_per_slot for part in parts)
+        self._require_memory(slots, free_bytes)
+        self._mode = mode
+        self._signature = layout.signature
+        self._copies = copies or copies_for(str(self._device))
+        self._order = CopyOrder(self._device)
+        self._order.begin()
+        self._tensors = {
+            part.name: torch.zeros(part.shape(self._total), dtype=part.dtype, device=self._device)
+            for part in parts
+        }
+        self._order.end()
+        self._stores = 0
+        self.clear()
+        _log.info(
+            "statecache: a pool of %d %s slots of %d bytes, %d bytes in all, copies by %s",
+            slots,
+            mode,
+            self.bytes_per_state,
+            self.total_bytes,
+            self._copies.name,
+        )
+
+    @property
+    def slots(self) -> int:
+        """Slots that can be allocated; a reserved one does not count."""
+        return self._total - self._first
+
+    @property
+    def available(self) -> int:
+        """Slots that are free now."""
+        return len(self._free)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes allocated."""
+        return sum(tensor.untyped_storage().nbytes() for tensor in self._tensors.values())
+
+    def alloc(self, n: int) -> list[int] | None:
+        """Take `n` slots, or None when fewer are free."""
+        if n < 0:
+            raise ValueError(f"cannot allocate {n} slots")
+        if n > len(self._free):
+            return None
+        taken = [self._free.pop() for _ in range(n)]
+        self._stored.update(dict.fromkeys(taken, 0))
+        self._refused.difference_update(taken)
+        return taken
+
+    def free(self, slots: Iterable[int]) -> None:
+        """Give slots back; each must be allocated and be named once."""
+        given = self._allocated(slots, "free")
+        _require_distinct(given, "free")
+        for slot in given:
+            self._release(slot)
+
+    def clear(self) -> None:
+        """Give all slots back."""
+        self._free = list(range(self._total - 1, self._first - 1, -1))
+        self._stored: dict[int, int] = {}  # allocated slots: number of the last store, 0 for none
+        self._pending: dict[int, StoreReport] = {}  # slots stored, report not read yet
+        self._refused: set[int] = set()  # free slots, freed because their store was refused
+
+    def store(
+        self, active: ActiveState, active_slots: Sequence[int] | Tensor, slots: Sequence[int]
+    ) -> StoreReport:
+        """Copy active states into allocated slots; an entry below 0 on either side is skipped.
+
+        A slot that is skipped is left as it is. A tensor of active slots is used as it is, without
+        waiting for its values: entries beyond the active slots are skipped too, and what was
+        skipped is known once the report is read. Reports of earlier stores into its slots are read
+        first, if nobody has, which waits for those stores. In a list such an entry is refused.
+        """
+        self._order.begin()
+        layout = self._checked(active)
+        given = _integers(slots)
+        sources = self._active_slots(layout, active_slots, given)
+        unseen = isinstance(active_slots, Tensor)
+        if not unseen:
+            pairs = zip(given, active_slots, strict=True)
+            given = [slot if source >= 0 else -1 for slot, source in pairs]
+        used = [slot for slot in given if slot >= 0]
+        if unseen:
+            self._read_reports(used)
+        self._allocated(used, "store into")
+        _require_distinct(used, "store into")
+        targets = self._vector(given)
+        flags = torch.zeros(len(given), dtype=torch.int32, device=self._device)
+        before = {slot: self._stored[slot] for slot in used} if unseen else {}
+        for slot in used:
+            self._stored[slot] = 0
+            self._pending.pop(slot, None)
+        try:
+            self._copy_in(layout, flags, sources, targets)
+        finally:
+            done = self._order.end()
+        self._stores += 1
+        report = StoreReport(flags, done, partial(self._settle, self._stores, given, before))
+        for slot in used:
+            self._stored[slot] = self._stores
+            self._pending[slot] = report
+        return report
+
+    def load(
+        self, slots: Sequence[int], active: ActiveState, active_slots: Sequence[int] | Tensor
+    ) -> None:
+        """Bring stored states back into active slots; an entry below 0 on either side is skipped.
+
+        Reads the reports of these slots' stores if nobody has yet, which waits for those stores.
+        Entries of a tensor beyond the active slots are skipped, in a list they are refused.
+        """
+        self._order.begin()
+        layout = self._checked(active)
+        given = _integers(slots)
+        targets = self._active_slots(layout, active_slots, given)
+        if not isinstance(active_slots, Tensor):
+            _require_distinct([slot for slot in active_slots if slot >= 0], "load into active")
+        used = [slot for slot in given if slot >= 0]
+        self._read_reports(used)
+        for slot in self._allocated(used, "load"):
+            if not self._stored[slot]:
+                raise ValueError(f"cannot load slot {slot}: no state is stored in it")
+        sources = self._vector(given)
+        try:
+            self._copy_out(layout, sources, targets)
+        finally:
+            self._order.end()
+
+    def _require_memory(self, slots: int, free_bytes: int | None) -> None:
+        asked = self._total * self.bytes_per_state
+        free = _free_bytes(self._device) if free_bytes is None else free_bytes
+        if free is None or asked <= free:
+            return
+        fits = max(free // self.bytes_per_state - self._first, 0)
+        advice = f"the largest that fits is {FLAG} {fits}" if fits else "not even one slot fits"
+        raise PoolDoesNotFitError(
+            f"{FLAG} {slots} needs {asked:,} bytes on {self._device}, {free:,} are free: {advice}"
+        )
+
+    def _checked(self, active: ActiveState) -> Layout:
+        layout = layout_of(active, self._mode)
+        if layout.signature != self._signature:
+            raise ValueError(
+                f"the active state is {layout.signature}, the pool was made for {self._signature}"
+            )
+        return layout
+
+    def _read_reports(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            if slot in self._pending:
+                self._pending[slot].refused()
+
+    def _allocated(self, slots: Iterable[int], verb: str) -> list[int]:
+        given = list(slots)
+        for slot in given:
+            if not self._first <= slot < self._total:
+                raise ValueError(f"cannot {verb} slot {slot}: this pool has no such slot")
+            if slot in self._refused:
+                raise ValueError(
+                    f"cannot {verb} slot {slot}: its store was refused and the slot was freed"
+                )
+            if slot not in self._stored:
+                raise ValueError(f"cannot {verb} slot {slot}: it is not allocated")
+        return given
+
+    def _active_slots(
+        self, layout: Layout, active_slots: Sequence[int] | Tensor, slots: Sequence[int]
+    ) -> Tensor:
+        if isinstance(active_slots, Tensor):
+            dtype = active_slots.dtype
+            if active_slots.dim() != 1 or dtype not in _INTEGERS:
+                raise ValueError(
+                    f"active slots {tuple(active_slots.shape)} of {dtype}: need a vector of"
+                    " integers"
+                )
+        if len(active_slots) != len(slots):
+            raise ValueError(f"{len(active_slots)} active slots for {len(slots)} slots")
+        if isinstance(active_slots, Tensor):
+            return active_slots.to(self._device, torch.int64).contiguous()
+        listed = _integers(active_slots)
+        for slot in listed:
+            if slot >= layout.slots:
+                raise ValueError(f"active slot {slot} is not below {layout.slots}")
+        return self._vector(listed)
+
+    def _vector(self, slots: Sequence[int]) -> Tensor:
+        if self._device.type != "cuda":
+            return torch.tensor(slots, dtype=torch.int64, device=self._device)
+        pinned = torch.tensor(slots, dtype=torch.int64, pin_memory=True)
+        return pinned.to(self._device, non_blocking=True)
+
+    def _copy_in(self, layout: Layout, flags: Tensor, sources: Tensor, targets: Tensor) -> None:
+        for name, state in layout.exact.items():
+            kept = self._tensors[name]
+            self._copies.move(state.tensor, kept, sources, targets, state.slot_dim)
+        if self._mode == "int8":
+            quantized, scale = self._tensors["quantized"], self._tensors["scale"]
+            self._copies.store(layout.temporals, quantized, scale, flags, sources, targets)
+            return
+        for tensor, kept in self._temporal_pairs(layout):
+            self._copies.move(tensor, kept, sources, targets, int(layout.stacked))
+        flags += ((sources >= 0) & (sources < layout.slots)).to(torch.int32) * STORED
+
+    def _copy_out(self, layout: Layout, sources: Tensor, targets: Tensor) -> None:
+        for name, state in layout.exact.items():
+            kept = self._tensors[name]
+            self._copies.move(kept, state.tensor, sources, targets, state.slot_dim)
+        if self._mode == "int8":
+            quantized, scale = self._tensors["quantized"], self._tensors["scale"]
+            self._copies.load(quantized, scale, layout.temporals, sources, targets)
+            return
+        for tensor, kept in self._temporal_pairs(layout):
+            self._copies.move(kept, tensor, sources, targets, int(layout.stacked))
+
+    def _temporal_pairs(self, layout: Layout) -> Iterable[tuple[Tensor, Tensor]]:
+        """Return the engine's tensors and ours that a move takes together, in mode "native"."""
+        kept = self._tensors["temporal"]
+        return zip(layout.temporals, [kept] if layout.stacked else kept, strict=True)
+
+    def _release(self, slot: int) -> None:
+        del self._stored[slot]
+        self._pending.pop(slot, None)
+        self._free.append(slot)
+
+    def _settle(
+        self, store: int, slots: Sequence[int], before: Mapping[int, int], flags: Sequence[int]
+    ) -> tuple[int, ...]:
+        """Take note of a report, where slots were not used since.
+
+        What was skipped holds again what it held `before`; what was refused is freed.
+        """
+        refused = []
+        for slot, flag in zip(slots, flags, strict=True):
+            if self._stored.get(slot) != store:
+                continue
+            self._pending.pop(slot, None)
+            if not flag:
+                self._stored[slot] = before[slot]
+            elif flag != STORED:
+                self._release(slot)
+                self._refused.add(slot)
+                refused.append(slot)
+        return tuple(refused)
+
+
+def _integers(slots: Iterable[int]) -> list[int]:
+    """Return slots as integers; `TypeError` for what is none."""
+    return [index(slot) for slot in slots]
+
+
+def _require_distinct(slots: Sequence[int], verb: str) -> None:
+    seen: set[int] = set()
+    for slot in slots:
+        if slot in seen:
+            raise ValueError(f"cannot {verb} slot {slot} twice")
+        seen.add(slot)

@@ -1,0 +1,100 @@
+"""The command `statecache doctor`. It runs where the native index does not load, too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from statecache.tools.doctor import Report, examine
+from statecache.tools.doctor_child import ENGINES
+from statecache.errors import SettingsError, on_one_line
+from statecache.cli.output import check_output, whole_file
+from statecache.tools.http_client import ServerAddress
+
+__all__ = ["doctor_command", "main"]
+
+_PARTS = {"blocks": "vllm"}  # what is of one engine alone
+_MARKS = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}
+
+
+def doctor_command(
+    engine: Annotated[
+        str | None,
+        typer.Option(help=f"Look at this one alone: {', '.join(ENGINES)} (default: all there)."),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="A running server: is the plugin active in it? (by its /metrics)"),
+    ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the report as JSON; - for stdout, no lines then."),
+    ] = None,
+    seams: Annotated[
+        bool, typer.Option("--seams", help="Show every seam, not only those that are not in place.")
+    ] = False,
+) -> None:
+    """Would the plugin work here? Exit code 0 if so, else 1 with the reason.
+
+    Nothing is installed or changed, and no engine is loaded into this process.
+    """
+    if engine is not None and engine not in ENGINES:
+        raise SettingsError(f"--engine: unknown engine {engine!r}: use {', '.join(ENGINES)}")
+    if url is not None:
+        ServerAddress(url)  # a bad one is said before the long look
+    if json:
+        check_output("--json", json)
+    errors = Console(stderr=True)
+    if sys.stderr.isatty():
+        with errors.status("looking") as status:
+            report = examine(engine, url, lambda what: status.update(f"looking at {what}"))
+    else:
+        report = examine(engine, url)
+    if json:
+        with whole_file("--json", json) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    if str(json) != "-":
+        typer.echo("\n".join(_lines(report, all_seams=seams)))
+    if not report.works:
+        raise typer.Exit(1)
+
+
+def _lines(report: Report, *, all_seams: bool) -> list[str]:
+    lines = [f"statecache {report.statecache}, Python {report.python}"]
+    lines += [
+        f"{_MARKS[one.level]} {one.about:11} {on_one_line(one.text)}" for one in report.findings
+    ]
+    if all_seams:
+        for name, found in report.engines.items():
+            lines += [f"  {name} {seam}: {state}" for seam, state in found.seams.items()]
+    return [*lines, _verdict(report)]
+
+
+def _verdict(report: Report) -> str:
+    if report.works:
+        return "It would work."
+    problems = [one.about for one in report.findings if one.level == "problem"]
+    about = [_PARTS.get(name, name) for name in problems]
+    fine = [name for name in report.engines if name not in about]
+    if fine and set(about) <= {*ENGINES}:
+        broken = " and ".join(ENGINES[name] for name in dict.fromkeys(about))
+        alone = f"--engine {fine[0]} looks at {ENGINES[fine[0]]} alone"
+        return f"It would not work in {broken}: {len(about)} above ({alone})."
+    return f"It would not work: {len(about)} above."
+
+
+def main() -> int:
+    """Run this command alone, from the words behind `doctor`."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(doctor_command)
+    try:
+        code = app(sys.argv[2:], standalone_mode=False, prog_name="statecache doctor")
+    except SettingsError as error:
+        sys.stderr.write(f"statecache: {error}\n")
+        return 2
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,296 @@
+"""Every setting of the plugin, for both engines: flags, environment, checks.
+
+"Given explicitly" is kept apart from the value: an adapter hands over only what the user gave
+(`None` means not given) and `Settings.given` remembers which names those were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from statecache.errors import SettingsError, on_one_line
+from statecache.engine.settings_schema import (
+    ADMISSIONS,
+    BLOCK_ORDERS,
+    CHECKPOINTS,
+    FIELDS,
+    PLUGINS,
+    POLICIES,
+    Given,
+    check,
+    check_type,
+    flag_of,
+    number_in,
+    parse_cost,
+)
+from statecache.index.reference import ReferenceCost
+
+if TYPE_CHECKING:
+    from statecache import CostModel
+
+__all__ = [
+    "ADMISSIONS",
+    "BLOCK_ORDERS",
+    "CHECKPOINTS",
+    "CONFIG_VARIABLE",
+    "FIELDS",
+    "PLUGINS",
+    "POLICIES",
+    "STRICT_VARIABLE",
+    "Settings",
+    "add_flags",
+    "flag_of",
+    "given_on",
+    "parse_cost",
+]
+
+CONFIG_VARIABLE = "STATECACHE_CONFIG"
+STRICT_VARIABLE = "STATECACHE_STRICT"
+# Settings that only one engine has a use for.
+_ONLY_FOR = {
+    "block_order": "vllm",
+    "checkpoints": "vllm",
+    "checkpoint_slots": "vllm",
+    "checkpoint_interval": "vllm",
+}
+
+# What changes an engine.
+_NOT_IN_A_DRY_RUN = (
+    "admission",
+    "int8",
+    "int8_slots",
+    "block_order",
+    "checkpoints",
+    "checkpoint_slots",
+    "checkpoint_interval",
+)
+
+_FLAGS: dict[str, dict[str, Any]] = {
+    "kv_cache_plugin": {
+        "metavar": "NAME",
+        "help": f"switch a cache plugin on: {', '.join(PLUGINS)}. Without it nothing changes.",
+    },
+    "policy": {
+        "metavar": "NAME",
+        "help": f"which recurrent state to drop first: {', '.join(POLICIES)} (default: gds)",
+    },
+    "admission": {
+        "metavar": "NAME",
+        "help": "which states to cache: engine (where the engine does, the default), ends+fork "
+        "(prompt ends, and where the cached KV of a prompt ended), dense (also one every "
+        "--statecache-checkpoint-interval tokens; vLLM)",
+    },
+    "cost": {
+        "metavar": "LINEAR,QUADRATIC",
+        "help": "cost of computing tokens a to b: LINEAR*(b-a) + QUADRATIC*(b*b-a*a)/2e5 "
+        "(default: 1.862e-5,3.33e-6)",
+    },
+    "int8": {
+        "action": "store_true",
+        "help": "keep cached states in a separate int8 checkpoint pool",
+    },
+    "int8_slots": {
+        "metavar": "N",
+        "help": "states the int8 checkpoint pool holds (default: as many as fit in the bytes of "
+        "SGLang's own state pool, or in 10 %% of vLLM's KV memory)",
+    },
+    "strict": {
+        "action": "store_true",
+        "help": "stop the server on an engine version that statecache was not tested with",
+    },
+    "block_order": {
+        "metavar": "NAME",
+        "help": "which cached block to drop first where KV and states share one pool: "
+        f"{', '.join(BLOCK_ORDERS)} (default: reuse)",
+    },
+    "checkpoints": {
+        "metavar": "MODE",
+        "help": "keep cached states in a pool apart from the blocks: native (exact copies) or int8",
+    },
+    "checkpoint_slots": {
+        "metavar": "N",
+        "help": "states that pool holds (default: what fits in 10 %% of the KV memory)",
+    },
+    "checkpoint_interval": {
+        "metavar": "TOKENS",
+        "help": "keep a state every so many tokens beside those at prompt ends and junctions; a "
+        "multiple of the block size (default: 8192 rounded up with a checkpoint pool, else none)",
+    },
+    "record": {
+        "metavar": "FILE",
+        "help": "write the requests served to a file that must not exist yet, in the trace format: "
+        "times, lengths and ids of prompt blocks, no text (.gz compresses)",
+    },
+    "record_mib": {
+        "metavar": "N",
+        "help": "most MiB of that file; the recording ends there (default: 256)",
+    },
+    "dry_run": {
+        "action": "store_true",
+        "help": "leave the engine as it is, and show in its metrics what each policy would reuse",
+    },
+}
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """The settings in force. Build them with `from_given` or `from_environment`."""
+
+    kv_cache_plugin: str | None = None
+    policy: str = "gds"
+    admission: str = "engine"
+    cost: tuple[float, float] = (ReferenceCost().linear, ReferenceCost().quadratic)
+    int8: bool = False
+    int8_slots: int | None = None
+    strict: bool = False
+    block_order: str = "reuse"
+    checkpoints: str | None = None
+    checkpoint_slots: int | None = None
+    checkpoint_interval: int | None = None
+    record: str | None = None
+    record_mib: int = 256
+    dry_run: bool = False
+    given: tuple[str, ...] = ()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether this plugin was switched on."""
+        return self.kv_cache_plugin is not None
+
+    @property
+    def in_force(self) -> Settings:
+        """What of these settings changes the engine: under a dry run nothing."""
+        if not self.dry_run:
+            return self
+        nothing = Settings(block_order="stock")
+        off = {name: getattr(nothing, name) for name in _NOT_IN_A_DRY_RUN}
+        return msgspec.structs.replace(self, **off)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Flags that were given and that the dry run does not put in place."""
+        return tuple(flag_of(name) for name in self.given if name in _NOT_IN_A_DRY_RUN)
+
+    @property
+    def checkpoint_mode(self) -> str | None:
+        """How states are kept apart from the blocks: "native", "int8", or None for not at all."""
+        return "int8" if self.int8 else self.checkpoints
+
+    @property
+    def pool_slots(self) -> int | None:
+        """States the checkpoint pool was asked to hold, by either flag."""
+        return self.int8_slots if self.int8_slots is not None else self.checkpoint_slots
+
+    def require_engine(self, engine: str) -> None:
+        """Raise `SettingsError` if something was given that `engine` has no use for."""
+        for name in self.given:
+            if _ONLY_FOR.get(name, engine) != engine:
+                raise SettingsError(f"{flag_of(name)} is for {_ONLY_FOR[name]} only")
+        if engine == "sglang" and self.admission == "dense":
+            # Every prefill chunk's end is cached there (`stash_chunked_request` of SGLang 0.5.23),
+            # and states inside a chunk do not exist.
+            raise SettingsError(
+                f"{flag_of('admission')} dense is for vllm only: SGLang caches a state at the end"
+                " of every prefill chunk by itself (--chunked-prefill-size)"
+            )
+
+    @classmethod
+    def from_given(
+        cls, given: Mapping[str, Any], environment: Mapping[str, str] | None = None
+    ) -> Settings:
+        """Check what the user gave, on top of what `environment` carries, and fill the rest.
+
+        A name given here wins over the environment. Raises `SettingsError` with one line.
+        """
+        carried = _carried(os.environ if environment is None else environment)
+        asked = {name: value for name, value in given.items() if value is not None}
+        for name, value in asked.items():
+            check_type(name, value)
+        return _filled(msgspec.convert(carried | asked, Given))
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read `STATECACHE_CONFIG` and `STATECACHE_STRICT`."""
+        return cls.from_given({}, environment)
+
+    def to_environment(self, environment: dict[str, str] | os._Environ[str] | None = None) -> None:
+        """Write the given values to `STATECACHE_CONFIG`, which child processes inherit."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in self.given}
+        if "cost" in values:
+            values["cost"] = f"{self.cost[0]!r},{self.cost[1]!r}"
+        target = os.environ if environment is None else environment
+        target[CONFIG_VARIABLE] = msgspec.json.encode(Given(**values)).decode()
+
+    def cost_model(self) -> CostModel:
+        """Return the cost model these settings ask for."""
+        from statecache import CostModel
+
+        return CostModel(*self.cost)
+
+
+def add_flags(parser: argparse.ArgumentParser, engine: str | None = None) -> None:
+    """Add the flags of `engine` in a group of their own, each `None` unless given."""
+    _let_costs_be_values(parser)
+    group = parser.add_argument_group("statecache")
+    for name, options in _FLAGS.items():
+        if _ONLY_FOR.get(name, engine) != engine:
+            continue
+        destination = flag_of(name).removeprefix("--").replace("-", "_")
+        group.add_argument(flag_of(name), dest=destination, default=None, **options)
+
+
+def _let_costs_be_values(parser: argparse.ArgumentParser) -> None:
+    """Take "-1,2" for a value, as "-1" is: a bad cost is then refused by its name."""
+    matcher = getattr(parser, "_negative_number_matcher", None)
+    if matcher is not None:
+        pattern = re.compile(rf"{matcher.pattern}|^-[\d.][^,]*,")
+        parser._negative_number_matcher = pattern  # noqa: SLF001
+
+
+def given_on(holder: Any) -> dict[str, Any]:
+    """Return the settings given on a parsed command line.
+
+    A text that should be a number stays one, for `from_given` to refuse: argparse would do so
+    below a usage of hundreds of lines.
+    """
+    values = {
+        name: getattr(holder, flag_of(name).removeprefix("--").replace("-", "_"), None)
+        for name in FIELDS
+    }
+    return {name: number_in(name, value) for name, value in values.items() if value is not None}
+
+
+def _carried(environment: Mapping[str, str]) -> dict[str, Any]:
+    carried: dict[str, Any] = {}
+    strict = environment.get(STRICT_VARIABLE, "")
+    if strict not in ("", "0", "1"):
+        raise SettingsError(on_one_line(f"{STRICT_VARIABLE} must be 0 or 1, not '{strict}'"))
+    if strict:
+        carried["strict"] = strict == "1"
+    text = environment.get(CONFIG_VARIABLE, "")
+    if not text:
+        return carried
+    try:
+        # Bytes that are no UTF-8 come as surrogates: back to bytes, for the decoder to refuse.
+        given = msgspec.json.decode(text.encode(errors="surrogateescape"), type=Given)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise SettingsError(on_one_line(f"{CONFIG_VARIABLE}: {error}")) from error
+    return carried | {name: value for name in FIELDS if (value := getattr(given, name)) is not None}
+
+
+def _filled(given: Given) -> Settings:
+    check(given)
+    names = tuple(name for name in FIELDS if getattr(given, name) is not None)
+    if given.kv_cache_plugin is None and set(names) - {"strict"}:
+        first = next(name for name in names if name != "strict")
+        raise SettingsError(f"{flag_of(first)} needs {flag_of('kv_cache_plugin')} statecache")
+    values = {name: getattr(given, name) for name in names}
+    if given.cost is not None:
+        model = parse_cost(flag_of("cost"), given.cost)
+        values["cost"] = (model.linear, model.quadratic)
+    return Settings(**values, given=names)

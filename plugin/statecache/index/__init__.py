@@ -1,0 +1,1 @@
+"""Which state to drop: the eviction policies, natively and in plain Python."""

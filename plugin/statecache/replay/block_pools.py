@@ -1,0 +1,186 @@
+"""Replay of a recorded workload on a pool of blocks: one for all, or with slots for states."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from statecache import CostModel, StateIndex
+from statecache.replay.block_policies import make_order
+from statecache.errors import SettingsError
+from statecache.replay.leaf_kv import LeafKv
+from statecache.replay.split_pool import OwnSlots, PreorderTree
+from statecache.replay.shared_pool import Points, SharedPool
+from statecache.trace.format import BLOCK_TOKENS
+from statecache.replay.weighted_gds import WeightedStates
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from statecache.replay.split_pool import States
+    from statecache.replay.schedule import PrefixTree
+    from statecache.replay.report import PoolSettings
+
+__all__ = [
+    "SLOT_POLICIES",
+    "PoolRow",
+    "SlotRule",
+    "kv_blocks_beside",
+    "pool_rows",
+    "replay_pool",
+    "replay_slots",
+]
+
+SLOT_POLICIES = ("gds", "lru")
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    pool_blocks: int
+    state_blocks: float
+    order: str | None
+    checkpoint_slots: int | None
+    policy: str | None
+    admission: str
+
+
+class PoolRow(_Asked, frozen=True):
+    """Totals of one replay; tokens in whole blocks of 512. Rejected requests count nowhere else.
+
+    `order` rules a shared pool; states with slots of their own follow `policy`.
+    """
+
+    requests: int
+    rejected: int
+    prompt_tokens: int
+    hit_tokens: int
+    resident_tokens: int
+    missed_by_state_tokens: int
+    recompute_cost: float
+    evicted_states: int
+
+
+def pool_rows(tree: PrefixTree, settings: PoolSettings) -> Iterator[PoolRow]:
+    """Play every combination that was asked for."""
+    cost = CostModel(settings.cost.linear, settings.cost.quadratic)
+    every, ratio = settings.chunk_tokens // BLOCK_TOKENS, settings.queue_ratio
+    state = settings.state_blocks
+    preorder = None if settings.checkpoint_slots is None else PreorderTree.of(tree)
+    for admission in settings.admissions:
+        for blocks in settings.pool_blocks:
+            for order in settings.orders or ():
+                yield replay_pool(tree, blocks, order, admission, int(state), every, ratio, cost)
+            if preorder is None:
+                continue
+            for slots in settings.checkpoint_slots or ():
+                for policy in settings.policies or ():
+                    weight = settings.interior_weight
+                    rule = SlotRule(policy, 1 if weight is None else weight, ratio or 1)
+                    yield replay_slots(preorder, blocks, slots, rule, admission, state, every, cost)
+
+
+def replay_pool(
+    tree: PrefixTree,
+    pool_blocks: int,
+    order: str,
+    admission: str = "junctions",
+    state_blocks: int = 3,
+    every_blocks: int = 16,
+    queue_ratio: float | None = None,
+    cost: CostModel | None = None,
+) -> PoolRow:
+    """Serve the requests one after the other from one pool that KV and states share.
+
+    `queue_ratio` fixes the ratio of ages that the order reuse learns.
+    """
+    ratio = None if queue_ratio is None else _exact(queue_ratio)
+    points = Points.of(admission, every_blocks)
+    pool = SharedPool(pool_blocks, state_blocks, make_order(order, ratio), points)
+    asked = _Asked(pool_blocks, state_blocks, order, None, None, admission)
+    return _play(pool, tree.paths, asked, cost or CostModel())
+
+
+class SlotRule(msgspec.Struct, frozen=True):
+    """What rules slots: a policy, and two settings to compare with that engines do not have.
+
+    `interior_weight` counts the gain of a state with others below it so many times (gds);
+    `queue_ratio` is that of `LeafKv`.
+    """
+
+    policy: str = "gds"
+    interior_weight: float = 1
+    queue_ratio: float = 1
+
+    def states(self, cost: CostModel) -> States:
+        """Return an empty index of states under this rule."""
+        if self.policy not in SLOT_POLICIES:
+            raise SettingsError(f"unknown policy {self.policy!r}: use {', '.join(SLOT_POLICIES)}")
+        if self.policy == "gds" and self.interior_weight != 1:
+            return WeightedStates(self.interior_weight, cost)
+        return StateIndex(self.policy, cost)
+
+
+def replay_slots(
+    tree: PreorderTree,
+    pool_blocks: int,
+    slots: int,
+    rule: SlotRule,
+    admission: str = "dense",
+    state_blocks: float = 3,
+    every_blocks: int = 16,
+    cost: CostModel | None = None,
+) -> PoolRow:
+    """Serve the requests one after the other with states in slots of their own.
+
+    Each takes the bytes of `state_blocks` blocks from the pool, in all rounded up to blocks.
+    """
+    cost = cost or CostModel()
+    kv_blocks = kv_blocks_beside(pool_blocks, slots, state_blocks)
+    kv = LeafKv(tree.parents, kv_blocks, _exact(rule.queue_ratio))
+    points = Points.of(admission, every_blocks)
+    own = OwnSlots(tree, kv, slots, rule.states(cost), points)
+    asked = _Asked(pool_blocks, state_blocks, None, slots, rule.policy, admission)
+    return _play(own, tree.paths, asked, cost)
+
+
+def kv_blocks_beside(pool_blocks: int, slots: int, state_blocks: float) -> int:
+    """Return how many blocks `slots` states leave to KV; `SettingsError` if none."""
+    left = math.floor(pool_blocks - slots * _exact(state_blocks))
+    if left < 1:
+        raise SettingsError(
+            f"{slots} slots of {state_blocks:g} blocks leave none of {pool_blocks} to KV"
+        )
+    return left
+
+
+def _exact(number: float) -> Fraction:
+    """Return the fraction that the decimal digits of `number` say."""
+    return Fraction(str(number))
+
+
+def _play(
+    pool: SharedPool | OwnSlots, paths: Sequence[Sequence[int]], asked: _Asked, cost: CostModel
+) -> PoolRow:
+    served = [found for path in paths if (found := pool.serve(path))]
+    hit = sum(found.hit for found in served) * BLOCK_TOKENS
+    resident = sum(found.reached for found in served) * BLOCK_TOKENS
+    return PoolRow(
+        pool_blocks=asked.pool_blocks,
+        state_blocks=asked.state_blocks,
+        order=asked.order,
+        checkpoint_slots=asked.checkpoint_slots,
+        policy=asked.policy,
+        admission=asked.admission,
+        requests=len(served),
+        rejected=len(paths) - len(served),
+        prompt_tokens=sum(found.blocks for found in served) * BLOCK_TOKENS,
+        hit_tokens=hit,
+        resident_tokens=resident,
+        missed_by_state_tokens=resident - hit,
+        recompute_cost=sum(
+            cost.cost(found.hit * BLOCK_TOKENS, found.blocks * BLOCK_TOKENS) for found in served
+        ),
+        evicted_states=pool.evicted_states,
+    )

@@ -1,0 +1,182 @@
+"""Replay of a recorded workload against a policy: how many tokens a number of slots saves."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from statecache import CostModel, ReferenceIndex, StateIndex
+from statecache.replay.clairvoyant import Foresight
+from statecache.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from statecache.replay.schedule import Plan, Step
+
+__all__ = ["POLICIES", "Player", "ReplayRow", "directly_below", "play", "replay", "serve"]
+
+POLICIES = ("gds", "lru", "learned", "clairvoyant")
+
+
+class _ByCandidate(Protocol):
+    def __getitem__(self, candidate: int, /) -> int: ...
+
+
+class _Flags(_ByCandidate, Protocol):
+    def __setitem__(self, candidate: int, flag: int, /) -> None: ...
+
+
+class ReplayRow(msgspec.Struct, frozen=True):
+    """Totals of one replay; tokens in whole blocks of 512. Rejected requests count nowhere else."""
+
+    policy: str
+    slots: int
+    admission: str
+    requests: int
+    rejected: int
+    prompt_tokens: int
+    hit_tokens: int
+    resident_tokens: int
+    missed_by_state_tokens: int
+    recompute_cost: float
+    evicted_states: int
+
+
+def replay(plan: Plan, policy: str, slots: int, cost: CostModel | None = None) -> ReplayRow:
+    """Serve the plan's requests one after the other with `slots` states at most.
+
+    `policy` is lru, gds or learned (decided by `StateIndex`) or clairvoyant. `cost` decides the
+    order of gds and learned and weighs `recompute_cost`.
+    """
+    cost = cost or CostModel()
+    hits, evicted = serve(plan, policy, slots, cost)
+    hit_tokens = sum(hits)
+    resident_tokens = sum(step.resident_tokens for step in plan.steps)
+    return ReplayRow(
+        policy=policy,
+        slots=slots,
+        admission=plan.admission,
+        requests=len(plan.steps),
+        rejected=plan.rejected,
+        prompt_tokens=sum(step.prompt_tokens for step in plan.steps),
+        hit_tokens=hit_tokens,
+        resident_tokens=resident_tokens,
+        missed_by_state_tokens=resident_tokens - hit_tokens,
+        recompute_cost=sum(
+            cost.cost(hit, step.prompt_tokens) for hit, step in zip(hits, plan.steps, strict=True)
+        ),
+        evicted_states=evicted,
+    )
+
+
+def serve(plan: Plan, policy: str, slots: int, cost: CostModel) -> tuple[list[int], int]:
+    """Return the tokens hit by each step, and the number of states evicted, as `replay` does."""
+    if slots < 1:
+        raise SettingsError(f"slots is {slots}: give at least 1")
+    if policy not in POLICIES:
+        raise SettingsError(f"unknown policy {policy!r}: use {', '.join(POLICIES)}")
+    if policy == "clairvoyant":
+        return Foresight(plan, slots).play()
+    return play(plan, StateIndex(policy, cost, slots), slots, learns=policy == "learned")
+
+
+def play(
+    plan: Plan, index: StateIndex | ReferenceIndex, slots: int, *, learns: bool = False
+) -> tuple[list[int], int]:
+    """Return the tokens hit by each step, and the number of states evicted, as `index` decides.
+
+    An index that `learns` is told of each request's path.
+    """
+    resident, last = bytearray(len(plan.depths)), plan.last
+
+    def below(candidate: int) -> list[int]:
+        return directly_below(candidate, last, resident) if last[candidate] > candidate else []
+
+    player = Player(index, slots, plan.depths, resident, below, learns=learns)
+    return [player.serve(step) for step in plan.steps], player.evicted_states
+
+
+class Player:
+    """Serves one step after the other with `slots` states at most, as `index` decides.
+
+    `depths` and `resident` (whether a state is set there) are looked up by candidate; `below` says
+    which resident states are directly below one.
+    """
+
+    def __init__(
+        self,
+        index: StateIndex | ReferenceIndex,
+        slots: int,
+        depths: _ByCandidate,
+        resident: _Flags,
+        below: Callable[[int], Iterable[int]],
+        *,
+        learns: bool = False,
+    ) -> None:
+        self.evicted_states = 0
+        self._index = index
+        self._slots = slots
+        self._depths = depths
+        self._resident = resident
+        self._below = below
+        self._learns = learns
+
+    def serve(self, step: Step) -> int:
+        """Return the tokens that the step hits."""
+        index, depths, resident = self._index, self._depths, self._resident
+        hit = next((c for c in step.resumable if resident[c]), None)
+        if self._learns:
+            path_depths = [depths[c] for c in step.path]
+            index.on_prompt(step.path, path_depths, len(step.resumable), step.admitted)
+        hit_tokens = 0
+        if hit is not None:
+            index.touch(hit)
+            index.pin(hit)
+            hit_tokens = depths[hit]
+        if step.dropped:
+            index.drop(step.dropped)
+            for c in step.dropped:
+                resident[c] = 0
+        self._set_states(step, hit, hit_tokens)
+        if hit is not None:
+            index.unpin(hit)
+        return hit_tokens
+
+    def _set_states(self, step: Step, hit: int | None, hit_tokens: int) -> None:
+        index, depths, resident = self._index, self._depths, self._resident
+        on_path = [] if hit is None else [hit]  # states of this path, deepest last
+        beyond = bisect_right(step.admitted, hit_tokens, key=depths.__getitem__)
+        for c in step.admitted[beyond:]:
+            is_end = c == step.admitted[-1]
+            if resident[c]:
+                index.touch(c, end=is_end)
+                continue
+            if len(index) >= self._slots:
+                victims = index.evict(1)
+                if not victims:
+                    continue
+                resident[victims[0]] = 0
+                self.evicted_states += 1
+            while on_path and not resident[on_path[-1]]:
+                on_path.pop()
+            parent = on_path[-1] if on_path else None
+            index.insert(c, depths[c], parent, self._below(c), end=is_end)
+            resident[c] = 1
+            on_path.append(c)
+
+
+def directly_below(candidate: int, last: list[int], resident: bytearray) -> list[int]:
+    """Return the resident states below `candidate` with no other resident one in between.
+
+    Numbers are in preorder: `last[c]` is the highest in the subtree of c.
+    """
+    end = last[candidate] + 1
+    found = []
+    below = resident.find(1, candidate + 1, end)
+    while below >= 0:
+        found.append(below)
+        below = resident.find(1, last[below] + 1, end)
+    return found

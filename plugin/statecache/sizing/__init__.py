@@ -1,0 +1,1 @@
+"""How to divide the memory of a GPU between KV and states, from a model's config."""

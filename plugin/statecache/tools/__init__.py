@@ -1,0 +1,1 @@
+"""What looks at an installation or a running server: doctor and fit."""

@@ -1,0 +1,123 @@
+"""What `statecache doctor` has looked at in processes of their own, which may crash.
+
+`python -m statecache.tools.doctor_child WHAT` writes one line of JSON to stdout; whatever a module
+that is imported prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+__all__ = ["ENGINES", "EngineFound", "ExtensionFound", "TorchFound", "main"]
+
+# The engines that there are adapters for, and what people call them.
+ENGINES = {"sglang": "SGLang", "vllm": "vLLM"}
+
+
+class ExtensionFound(msgspec.Struct, frozen=True):
+    """A part of the plugin's extension works; where it is."""
+
+    file: str
+
+
+class TorchFound(msgspec.Struct, frozen=True):
+    """Torch, its devices, and the copies of the checkpoint pool; `error` where they do not load."""
+
+    torch: str
+    cuda: str | None
+    devices: list[str]
+    capabilities: list[str]
+    error: str | None = None
+    built: bool = True
+    cpu_instructions: str = ""
+    cuda_architectures: str = ""
+
+
+class EngineFound(msgspec.Struct, frozen=True):
+    """An engine: its version, those the adapter was tested with, and the state of each seam."""
+
+    version: str
+    tested: list[str]
+    seams: dict[str, str]
+
+
+def _index() -> ExtensionFound:
+    from statecache import _index
+
+    index = _index.StateIndex()
+    index.insert(1, 100)
+    if index.evict(1) != [1]:
+        raise RuntimeError("the native index does not evict the one state it holds")
+    return ExtensionFound(str(_index.__file__))
+
+
+def _blocks() -> ExtensionFound:
+    from statecache import _blocks
+
+    block = SimpleNamespace(block_id=0, ref_cnt=0, is_null=False)
+    queue = _blocks.FifoQueue(_blocks.BlockHashIndex([block]))
+    queue.append(block)
+    if queue.popleft() is not block:
+        raise RuntimeError("the native queue does not hand out the one block it holds")
+    return ExtensionFound(str(_blocks.__file__))
+
+
+def _torch() -> TorchFound:
+    torch: Any = importlib.import_module("torch")
+    devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    capabilities = ["{}.{}".format(*torch.cuda.get_device_capability(at)) for at in devices]
+    found = TorchFound(
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda,
+        devices=[torch.cuda.get_device_name(at) for at in devices],
+        capabilities=capabilities,
+    )
+    spec = importlib.util.find_spec("statecache._checkpoint_ops")
+    try:
+        _try_copies(torch)
+    except (ImportError, RuntimeError) as error:
+        return msgspec.structs.replace(found, error=str(error), built=spec is not None)
+    ops: Any = importlib.import_module("statecache._checkpoint_ops")
+    return msgspec.structs.replace(
+        found,
+        cpu_instructions=ops.cpu_instructions,
+        cuda_architectures=ops.cuda_architectures,
+    )
+
+
+def _try_copies(torch: Any) -> None:
+    copies = importlib.import_module("statecache.checkpoint.ops").native_copies()
+    source, target = torch.arange(6).reshape(2, 3), torch.zeros(2, 3, dtype=torch.int64)
+    copies.move(source, target, torch.tensor([1]), torch.tensor([0]), 0)
+    if target.tolist() != [[3, 4, 5], [0, 0, 0]]:
+        raise RuntimeError("the native copy of the checkpoint pool copies something else")
+
+
+def _engine(name: str) -> EngineFound:
+    seam: Any = importlib.import_module("statecache.engine.seams")
+    table: Any = importlib.import_module(f"statecache_{name}.seam_table")
+    seams: Any = importlib.import_module(f"statecache_{name}.seams")
+    return EngineFound(seams.engine_version(), list(table.TESTED), dict(seam.probe(table.SEAMS)))
+
+
+def main(what: str) -> int:
+    """Look at "index", "blocks", "torch" or an engine; a failure is the last line of stderr."""
+    out = os.dup(1)
+    os.dup2(2, 1)
+    looks = {"index": _index, "blocks": _blocks, "torch": _torch}
+    found = looks[what]() if what in looks else _engine(what)
+    os.write(out, msgspec.json.encode(found) + b"\n")
+    # Not by the interpreter's own end: an engine may leave threads behind.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

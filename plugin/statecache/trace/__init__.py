@@ -1,0 +1,1 @@
+"""Traces of requests: the format, the recorder, generators and converters."""

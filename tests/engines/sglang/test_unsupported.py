@@ -1,0 +1,68 @@
+"""Caches the index cannot lead: the server stops with one line.
+
+`UnifiedRadixCache.__init__` asks `select_tree_core_backend`; so do these tests, without pools.
+"""
+
+import dataclasses
+import types
+
+import pytest
+from cache_layer import CORES, FULL, MAMBA, Traffic, plugin
+from sglang.srt.mem_cache import unified_radix_cache
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.components import MambaComponent
+
+from statecache.engine.settings import Settings
+from statecache_sglang.unsupported import refuse
+
+SWA = ComponentType.SWA
+INT8_AND_HOST = "statecache: --enable-hierarchical-cache is not supported with --statecache-int8"
+
+
+class OtherStates(MambaComponent):
+    """A component that a build of SGLang puts in the place of its own, as the one for MLX does."""
+
+
+REFUSED = {
+    "a cache of FULL, SWA, MAMBA": {"tree_components": (FULL, SWA, MAMBA)},
+    "--enable-session-radix-cache": {"enable_session_radix_cache": True},
+    "a cache with components of its own (MLX)": {
+        "component_registry_override": {MAMBA: OtherStates},
+        "tree_core_backend": "python",
+    },
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_cache_the_index_cannot_lead_stops_the_server(name):
+    params = dataclasses.replace(Traffic("python").params, **REFUSED[name])
+    with plugin(policy="gds"), pytest.raises(SystemExit) as stopped:
+        unified_radix_cache.select_tree_core_backend(params)
+    assert str(stopped.value) == (
+        f"statecache: {name} is not supported with --kv-cache-plugin statecache"
+    )
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_host_copies_of_int8_states_are_refused_by_the_cores_too(core):
+    with plugin(policy="gds", int8=True, int8_slots=8):
+        traffic = Traffic(core)
+    with pytest.raises(SystemExit) as stopped:
+        traffic.core.set_hicache_enabled()
+    assert str(stopped.value) == INT8_AND_HOST
+    assert not traffic.core.enable_hicache
+
+
+def test_a_server_with_a_host_tier_and_int8_states_stops():
+    asked = types.SimpleNamespace(enable_hierarchical_cache=True)
+    with pytest.raises(SystemExit) as stopped:
+        refuse(asked, Settings.from_given({"kv_cache_plugin": "statecache", "int8": True}, {}))
+    assert str(stopped.value) == INT8_AND_HOST
+
+
+def test_a_model_without_states_is_left_alone(caplog):
+    params = dataclasses.replace(Traffic("python").params, tree_components=(FULL,))
+    with plugin(policy="gds"):
+        cache = unified_radix_cache.UnifiedRadixCache(params=params)
+    assert type(cache.tree_core).__name__ == "UnifiedTreeCore"
+    assert "caches no recurrent states; nothing was changed" in caplog.text

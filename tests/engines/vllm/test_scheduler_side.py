@@ -1,0 +1,238 @@
+"""What the scheduler's half tells the queue, the map and the book of checkpoints, one by one."""
+
+import random
+import types
+
+import pytest
+from scheduled import Run, without_states, words
+from vllm.v1.core.block_pool import BlockPool
+
+from statecache.engine.settings import Settings
+from statecache_vllm import seams
+from statecache_vllm.prefill_chunks import end_chunks
+from statecache_vllm.guard import Guard
+from statecache_vllm.state_tree import StateTree
+
+BLOCK = 16
+
+
+def pool(slots, **more):
+    return {"checkpoints": "native", "checkpoint_slots": slots, **more}
+
+
+def prompts(count, tokens=BLOCK * 6 + 1):
+    return [words(random.Random(seed), tokens) for seed in range(count)]
+
+
+def hashes_of(run, prompt):
+    """The hashes of the whole blocks of a prompt."""
+    return run._hasher(
+        types.SimpleNamespace(
+            **dict.fromkeys(("lora_request", "cache_salt", "prompt_embeds")),
+            block_hashes=[],
+            num_tokens=len(prompt),
+            all_token_ids=prompt,
+            mm_features=[],
+        )
+    )
+
+
+def in_book(run, prompt):
+    """The hashes of a prompt at which a state is in a checkpoint."""
+    return [one for one in hashes_of(run, prompt) if run.planner.book.tree.find(one) is not None]
+
+
+def drop_checkpoints(run, below):
+    """Drop those deeper than so many blocks."""
+    book = run.planner.book
+    for state in [state for state in book._slot if book.tree.depth_of(state) > below]:
+        book._drop(state)
+
+
+def keys_apart(run):
+    """The keys of blocks that hold a state which is in a checkpoint, too."""
+    keys = {block.block_hash for block in run.pool.blocks} - {None}
+    return {key for key in keys if run.planner._cached.has_checkpoint(key)}
+
+
+def test_a_state_is_apart_while_it_is_in_the_book_and_no_longer(model):
+    """One slot: the second prompt's state takes it. Then its KV goes, and the state with it."""
+    run = Run(model, blocks=80, plugin=pool(1))
+    first, second = prompts(2)
+    run.ask(first)
+    own = keys_apart(run)
+    assert len(own) == 3  # one block in each group of states
+    run.ask(second)
+    others = keys_apart(run)
+    assert len(others) == 3
+    assert not others & own
+    (state,) = in_book(run, second)
+    kv = run.planner._kv_endings[0]
+    run.pool.evict_blocks({b.block_id for b in run.pool.blocks if b.block_hash == state + kv})
+    assert len(run.planner.book) == 0
+    assert keys_apart(run) == set()
+
+
+def test_a_block_that_vllm_evicts_is_the_next_one_to_go(model):
+    run = Run(model, blocks=80, plugin={})
+    (prompt,) = prompts(1)
+    run.ask(prompt)
+    kept = [block for block in run.pool.blocks if block.block_hash is not None]
+    run.pool.get_new_blocks(79 - len(kept))  # what holds nothing yet
+    last = run.pool.free_block_queue.get_all_free_blocks()[-1]
+    run.pool.evict_blocks({last.block_id})
+    assert run.pool.get_new_blocks(1) == [last]
+
+
+@pytest.mark.parametrize("how", ["hit in its blocks", "restored"])
+def test_a_checkpoint_that_served_is_used_later_than_the_others(model, how):
+    """Two slots under lru: the first prompt is asked again, so the third one takes the second's."""
+    run = Run(model, blocks=80, plugin=pool(2, policy="lru"))
+    first, second, third = prompts(3)
+    run.ask(first)
+    run.ask(second)
+    if how == "restored":
+        without_states(run)
+    assert run.ask(first) == BLOCK * 6
+    assert len(run.restores) == (how == "restored")
+    run.ask(third)
+    assert [len(in_book(run, one)) for one in (first, second, third)] == [1, 0, 1]
+
+
+def test_the_policy_is_the_one_asked_for():
+    """A deep state and then a shallow one: gds drops the shallow one, lru the older one."""
+    for policy, gone in (("gds", b"2"), ("lru", b"b")):
+        given = {"kv_cache_plugin": "statecache", "policy": policy}
+        tree = StateTree(Settings.from_given(given, {}), BLOCK)
+        tree.put([b"a", b"b"])
+        tree.put([b"2"])
+        assert tree.hash_of(tree.peek()) == gone
+
+
+def test_a_restore_says_how_far_the_kv_reaches(model):
+    """A state after 3 blocks, KV of 6: the request starts at 3, and a state at 6 is worth one."""
+    run = Run(model, blocks=80, plugin=pool(8))
+    (prompt,) = prompts(1)
+    run.ask(prompt[: BLOCK * 3 + 1])
+    run.ask(prompt)
+    drop_checkpoints(run, below=3)
+    without_states(run)
+    request = run.scheduler.requests[run.add(prompt)]
+    found = run.scheduler.kv_cache_manager.get_computed_blocks(request)
+    assert found[1:] == (BLOCK * 3, BLOCK * 6)
+    run.finish()
+    assert run.cached[request.request_id] == BLOCK * 3
+
+
+def test_a_state_in_blocks_is_not_given_up_for_a_shallower_checkpoint(model):
+    """A checkpoint after 3 blocks, a state in blocks after 6, KV of 7: nothing is restored."""
+    run = Run(model, blocks=80, plugin=pool(8))
+    (prompt,) = prompts(1)
+    longer = [*prompt, *words(random.Random(9), BLOCK)]
+    for one in (prompt[: BLOCK * 3 + 1], prompt, longer):
+        run.ask(one)
+    deepest = {seams.key_of(hashes_of(run, longer)[6], group) for group in run.planner._states}
+    run.pool.evict_blocks({b.block_id for b in run.pool.blocks if b.block_hash in deepest})
+    drop_checkpoints(run, below=3)
+    request = run.scheduler.requests[run.add(longer)]
+    found = run.scheduler.kv_cache_manager.get_computed_blocks(request)
+    assert found[1:] == (BLOCK * 6, BLOCK * 7)
+    run.finish()
+    assert run.restores == []
+
+
+def test_a_restore_needs_the_kv_that_vllm_finds(model, monkeypatch):
+    """VLLM finds less at the second look, in the group of attention: nothing is promised."""
+    run = Run(model, blocks=80, plugin=pool(8))
+    (prompt,) = prompts(1)
+    run.ask(prompt)
+    without_states(run)
+    request = run.scheduler.requests[run.add(prompt)]
+    coordinator = run.scheduler.kv_cache_manager.coordinator
+    original = coordinator.find_longest_cache_hit_per_group
+
+    def shorter(*args):
+        blocks, hits = original(*args)
+        return blocks, [tokens - BLOCK for tokens in hits]
+
+    monkeypatch.setattr(coordinator, "find_longest_cache_hit_per_group", shorter)
+    assert run.scheduler.kv_cache_manager.get_computed_blocks(request)[1] == 0
+    assert run.planner._planned == {}
+
+
+def test_a_restore_into_blocks_that_vllm_did_not_take_stops_the_step(model):
+    run = Run(model, blocks=80, plugin=pool(8))
+    request = run.scheduler.requests[run.add(prompts(1)[0])]
+    taken = [[types.SimpleNamespace(block_id=at)] for at in (5, 6, 7, 8)]
+    run.planner._planned[request.request_id] = (1, 0, (5, 7, 6))
+    with pytest.raises(RuntimeError, match="did not take the block"):
+        run.planner.admitted(request, types.SimpleNamespace(blocks=taken))
+
+
+def test_a_plan_that_a_later_lookup_cannot_repeat_is_forgotten(model):
+    run = Run(model, blocks=80, plugin=pool(8))
+    (prompt,) = prompts(1)
+    run.ask(prompt)
+    without_states(run)
+    request = run.scheduler.requests[run.add(prompt)]
+    lookup = run.scheduler.kv_cache_manager.get_computed_blocks
+    assert lookup(request)[1] == BLOCK * 6
+    assert len(run.planner._planned) == 1
+    drop_checkpoints(run, below=0)
+    assert lookup(request)[1] == 0
+    assert run.planner._planned == {}
+    run.finish()
+    assert run.restores == []
+    assert run.cached[request.request_id] == 0
+
+
+def test_fresh_blocks_are_none_of_those_to_be_kept():
+    """Of 5 free blocks 4 are kept: one can be written to, two cannot, and all are free after."""
+    own = BlockPool(6, enable_caching=True, hash_block_size=BLOCK)
+    blocks = own.get_new_blocks(5)
+    own.free_blocks(blocks)
+    kept = own.free_block_queue.get_all_free_blocks()[:4]
+    (fifth,) = (one for one in blocks if one not in kept)
+    assert seams.fresh_blocks(own, 1, kept) == [fifth]
+    assert seams.fresh_blocks(own, 2, kept) is None
+    assert own.get_num_free_blocks() == 5
+
+
+def test_a_state_that_is_offered_in_part_is_not_stored(model):
+    """Three groups: a state of two of them, and one that ends inside a block."""
+    run = Run(model, blocks=80, plugin=pool(8))
+    request = run.scheduler.requests[run.add(prompts(1)[0])]
+
+    def stores(offers):
+        state = types.SimpleNamespace(boundary_state_offloads={request.request_id: offers})
+        return run.planner.plan(state)[1]
+
+    whole = [(group, 10 + group, BLOCK * 2) for group in range(3)]
+    assert stores(whole[:2]) == []
+    assert stores([(group, block, tokens + 1) for group, block, tokens in whole]) == []
+    assert [ids for _, _, ids in stores(whole)] == [(10, 11, 12)]
+    assert stores([("gone", 1, 2)][:0]) == []
+
+
+def test_only_prefill_ends_at_the_interval():
+    """A request of 100 prompt tokens and an interval of 64; at its last token it decodes."""
+    end = end_chunks(64, Guard())
+
+    def tokens(start, wanted, prompt=100, total=100):
+        request = types.SimpleNamespace(
+            num_computed_tokens=start, num_prompt_tokens=prompt, num_tokens=total
+        )
+        return end(wanted, request, 0)
+
+    assert tokens(0, 100) == 64
+    assert tokens(64, 36) == 36
+    assert tokens(127, 5, total=128) == 5  # decoding, with tokens to verify
+    assert tokens(100, 60, prompt=100, total=161) == 28  # preempted: computed again
+    assert (
+        end(
+            100,
+            types.SimpleNamespace(num_computed_tokens=0, num_prompt_tokens=100, num_tokens=100),
+            32,
+        )
+        == 32
+    )

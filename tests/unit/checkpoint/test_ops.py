@@ -1,0 +1,371 @@
+"""The native copies against the plain torch reference, bit for bit."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from support.checkpoint_cases import DTYPES, LAYERS, SLOTS, make_state, pool_tensors, same_bits
+from statecache.checkpoint import ops as checkpoint_copies
+from statecache.checkpoint.ops import (
+    NON_FINITE,
+    STORED,
+    copies_for,
+    native_copies,
+    plain_copies,
+)
+
+SHAPES = [
+    (1, 64, 64),
+    (2, 128, 128),
+    (3, 8, 8),
+    (1, 24, 40),
+    (2, 16, 264),
+    (1, 256, 520),
+    (4, 64, 128),
+]
+ACTIVE_SLOTS = [3, -1, 0, 4, 2]
+CHECKPOINT_SLOTS = [1, 0, 6, -1, 2]
+EXPECTED_REPORT = [STORED, 0, STORED, 0, STORED]
+
+
+def vector(slots):
+    return torch.tensor(slots, dtype=torch.int64)
+
+
+def store(copies, active, tensors, active_slots, slots):
+    report = torch.zeros(len(slots), dtype=torch.int32)
+    copies.store(active, *tensors, report, vector(active_slots), vector(slots))
+    return report.tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_store_and_load_agree_with_the_reference(shape, dtype):
+    active = [make_state((LAYERS, SLOTS, *shape), dtype)]
+    results = []
+    for copies in (native_copies(), plain_copies()):
+        tensors = pool_tensors(LAYERS, 7, *shape, dtype, fill=77)
+        assert store(copies, active, tensors, ACTIVE_SLOTS, CHECKPOINT_SLOTS) == EXPECTED_REPORT
+        back = [torch.full_like(active[0], 7)]
+        copies.load(*tensors, back, torch.tensor(CHECKPOINT_SLOTS), torch.tensor(ACTIVE_SLOTS))
+        results.append((*tensors, back[0]))
+    for native, plain in zip(*results, strict=True):
+        assert same_bits(native, plain)
+    assert (results[0][0][:, [0, 3, 4, 5]] == 77).all()  # slots that were not listed, or skipped
+    assert (results[0][2][:, [1, 4]] == 7).all()
+    assert (results[0][2][:, [3, 0, 2], ..., 0] == 0).all()  # a column of zeros
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layers_apart_and_gaps_between_heads_slots_and_layers(dtype):
+    shape = (2, 64, 64)
+    wide = make_state((LAYERS + 1, SLOTS, 4, 64, 64), dtype, seed=1)
+    strided = wide[:2, :, ::2]
+    apart = [wide[0][:, ::2], wide[1][:, ::2]]
+    expected = pool_tensors(LAYERS, 7, *shape, dtype)
+    store(plain_copies(), [strided.contiguous()], expected, ACTIVE_SLOTS, CHECKPOINT_SLOTS)
+    for active in ([strided], apart):
+        got = pool_tensors(LAYERS, 7, *shape, dtype)
+        store(native_copies(), active, got, ACTIVE_SLOTS, CHECKPOINT_SLOTS)
+        assert all(map(same_bits, got, expected))
+    before = wide.clone()
+    for active in ([strided], apart):
+        wide.zero_()
+        native_copies().load(
+            *expected, active, torch.tensor(CHECKPOINT_SLOTS), torch.tensor(ACTIVE_SLOTS)
+        )
+        assert wide[:2, :, 1::2].abs().sum() == 0  # the heads between are not ours
+        assert wide[2].abs().sum() == 0
+        assert wide[:2, [3, 0, 2], ::2].abs().sum() > 0
+    wide.copy_(before)
+
+
+def test_more_layers_than_one_launch_takes():
+    active = [make_state((1, 1, 8, 8), torch.bfloat16, seed=layer) for layer in range(131)]
+    got, expected = (pool_tensors(131, 1, 1, 8, 8, torch.bfloat16) for _ in range(2))
+    store(native_copies(), active, got, [0], [0])
+    store(plain_copies(), active, expected, [0], [0])
+    assert all(map(same_bits, got, expected))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_reported(dtype, bad):
+    active = torch.ones(LAYERS, SLOTS, 2, 16, 24, dtype=dtype)
+    active[1, 2, 1, 15, 23] = bad
+    for copies in (native_copies(), plain_copies()):
+        tensors = pool_tensors(LAYERS, 7, 2, 16, 24, dtype)
+        report = store(copies, [active], tensors, [1, 2, 3], [0, 1, 2])
+        assert report == [STORED, STORED | NON_FINITE, STORED]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_largest_values_never_come_back_infinite_without_a_report(dtype):
+    largest = torch.finfo(dtype).max
+    active = torch.full((1, 1, 1, 8, 8), largest, dtype=dtype)
+    active[..., 1] = -largest / 2
+    for copies in (native_copies(), plain_copies()):
+        tensors = pool_tensors(1, 1, 1, 8, 8, dtype)
+        report = store(copies, [active], tensors, [0], [0])
+        back = torch.zeros_like(active)
+        copies.load(*tensors, [back], torch.tensor([0]), torch.tensor([0]))
+        finite = bool(torch.isfinite(back).all())
+        assert report == [STORED if finite else STORED | NON_FINITE]
+        # The scale of float32 and bfloat16 rounds up here, and 127 of it overflow; that of a
+        # float16 state is a float, much finer than the state.
+        assert finite == (dtype == torch.float16)
+
+
+def test_empty_lists_and_no_layers_do_nothing():
+    tensors = pool_tensors(1, 2, 1, 8, 8, torch.float32, fill=5)
+    active = [torch.ones(1, 2, 1, 8, 8)]
+    assert store(native_copies(), active, tensors, [], []) == []
+    assert (tensors[0] == 5).all()
+    none = pool_tensors(0, 2, 1, 8, 8, torch.float32)
+    assert store(native_copies(), [torch.ones(0, 2, 1, 8, 8)], none, [0], [0]) == [0]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.int64])
+@pytest.mark.parametrize("row", [(1,), (3,), (16, 4), (70, 1000)])
+@pytest.mark.parametrize("slot_dim", [0, 1])
+def test_rows_move_bit_for_bit(dtype, row, slot_dim):
+    layers = (3,) if slot_dim else ()
+    generator = torch.Generator().manual_seed(1)
+    source = torch.randint(0, 256, (*layers, SLOTS, *row), generator=generator).to(dtype)
+    results = []
+    for copies in (native_copies(), plain_copies()):
+        target = torch.full((*layers, 7, *row), 3, dtype=dtype)
+        copies.move(
+            source, target, torch.tensor(ACTIVE_SLOTS), torch.tensor(CHECKPOINT_SLOTS), slot_dim
+        )
+        results.append(target)
+    assert torch.equal(*results)
+    assert torch.equal(results[0].select(slot_dim, 6), source.select(slot_dim, 0))
+    assert (results[0].select(slot_dim, 0) == 3).all()
+
+
+def test_arguments_that_do_not_fit_are_refused():
+    active = torch.ones(1, 2, 1, 8, 8)
+    quantized, scale = pool_tensors(1, 2, 1, 8, 8, torch.float32)
+    copies = native_copies()
+    for bad_active, bad_quantized, bad_scale, reason in [
+        (active.double(), quantized, scale, "float32, float16 or bfloat16"),
+        (active.bfloat16(), quantized, scale, "scales do not fit"),
+        (active, quantized[:, :, :, :, :4], scale, "do not fit the active"),
+        (active.transpose(3, 4), quantized, scale, "without gaps"),
+        (torch.ones(1, 2, 1, 8, 12), quantized, scale, "multiples of 8"),
+    ]:
+        with pytest.raises(RuntimeError, match=reason):
+            store(copies, [bad_active], (bad_quantized, bad_scale), [0], [0])
+    with pytest.raises(RuntimeError, match="no state tensor"):
+        copies.load(quantized, scale, [], torch.tensor([0]), torch.tensor([0]))
+
+
+def argument_sets():
+    """Return good arguments of the copies by name, and the report that a store makes of them."""
+    quantized, scale = pool_tensors(2, 3, 1, 8, 8, torch.float32)
+    return {
+        "active": [torch.ones(2, 3, 1, 8, 8)],
+        "quantized": quantized,
+        "scale": scale,
+        "report": torch.zeros(2, dtype=torch.int32),
+        "active_slots": vector([0, 1]),
+        "slots": vector([1, 2]),
+    }
+
+
+BAD_STORES = [
+    ({"report": torch.zeros(1, dtype=torch.int32)}, "one entry a listed slot"),
+    ({"report": torch.zeros(3, dtype=torch.int32)}, "one entry a listed slot"),
+    ({"report": torch.zeros(2, dtype=torch.int64)}, "one entry a listed slot"),
+    ({"report": torch.zeros(4, dtype=torch.int32)[::2]}, "one entry a listed slot"),
+    ({"slots": vector([1])}, "two int64 vectors of one length"),
+    ({"slots": vector([1, 2, 0])}, "two int64 vectors of one length"),
+    ({"slots": vector([1, 2]).int()}, "two int64 vectors of one length"),
+    ({"slots": vector([1, 0, 2, 0])[::2]}, "two int64 vectors of one length"),
+    ({"active_slots": vector([1])}, "two int64 vectors of one length"),
+    ({"quantized": torch.zeros(1, 3, 1, 8, 8, dtype=torch.int8)}, "do not fit the active"),
+    ({"quantized": torch.zeros(3, 3, 1, 8, 8, dtype=torch.int8)}, "do not fit the active"),
+    ({"quantized": torch.zeros(2, 3, 2, 8, 8, dtype=torch.int8)}, "do not fit the active"),
+    ({"quantized": torch.zeros(2, 3, 1, 8, 16, dtype=torch.int8)[..., ::2]}, "do not fit the act"),
+    ({"scale": torch.zeros(1, 3, 1, 1, 8)}, "scales do not fit"),
+    ({"scale": torch.zeros(2, 2, 1, 1, 8)}, "scales do not fit"),
+    ({"scale": torch.zeros(2, 3, 1, 1, 16)[..., ::2]}, "scales do not fit"),
+    ({"active": [torch.ones(2, 3, 1, 8, 16)[..., :8]]}, "without gaps"),
+    ({"active": [torch.ones(3, 1, 8, 8), torch.ones(2, 1, 8, 8)]}, "layers differ"),
+    ({"active": [torch.ones(3, 1, 8, 8), torch.ones(3, 2, 8, 8)[:, :1]]}, "layers differ"),
+    (
+        {
+            "active": [torch.ones(2, 3, 1, 8, 8).expand(2, 3, 1 << 31, 8, 8)],
+            "quantized": torch.zeros(2, 3, 1, 8, 8, dtype=torch.int8).expand(2, 3, 1 << 31, 8, 8),
+            "scale": torch.zeros(2, 3, 1, 1, 8).expand(2, 3, 1 << 31, 1, 8),
+        },
+        "too many heads",
+    ),
+]
+
+
+@pytest.mark.parametrize(("bad", "reason"), BAD_STORES)
+def test_a_store_that_would_leave_its_tensors_is_refused(bad, reason):
+    good = argument_sets()
+    arguments = good | bad
+    with pytest.raises(RuntimeError, match=reason):
+        native_copies().store(*arguments.values())
+    assert good["quantized"].abs().sum() == 0
+    if "report" in bad:
+        return
+    with pytest.raises(RuntimeError, match=reason):
+        native_copies().load(
+            arguments["quantized"],
+            arguments["scale"],
+            arguments["active"],
+            arguments["slots"],
+            arguments["active_slots"],
+        )
+    assert (good["active"][0] == 1).all()
+
+
+BAD_MOVES = [
+    (torch.zeros(1, 3, 4), vector([1, 2]), 1, "differ in layers"),
+    (torch.zeros(3, 3, 4), vector([1, 2]), 1, "differ in layers"),
+    (torch.zeros(2, 3, 2), vector([1, 2]), 1, "rows differ in shape"),
+    (torch.zeros(2, 3, 8), vector([1, 2]), 1, "rows differ in shape"),
+    (torch.zeros(2, 3, 8)[..., ::2], vector([1, 2]), 1, "without gaps"),
+    (torch.zeros(2, 3, 4, 1), vector([1, 2]), 1, "differ in shape"),
+    (torch.zeros(2, 3, 4).double(), vector([1, 2]), 1, "differ in shape, type"),
+    (torch.zeros(2, 3, 4), vector([1]), 1, "of one length"),
+    (torch.zeros(2, 3, 4), vector([1, 2]).int(), 1, "two int64 vectors"),
+    (torch.zeros(2, 3, 4), vector([1, 2]), 2, "dimension 0 or 1"),
+]
+
+
+@pytest.mark.parametrize(("target", "target_slots", "slot_dim", "reason"), BAD_MOVES)
+def test_a_move_that_would_leave_its_tensors_is_refused(target, target_slots, slot_dim, reason):
+    source = torch.ones(2, 3, 4)
+    with pytest.raises(RuntimeError, match=reason):
+        native_copies().move(source, target, vector([0, 1]), target_slots, slot_dim)
+    assert target.abs().sum() == 0
+
+
+def test_a_move_from_rows_with_gaps_is_refused():
+    source, target = torch.ones(2, 3, 8)[..., ::2], torch.zeros(2, 3, 4)
+    with pytest.raises(RuntimeError, match="without gaps"):
+        native_copies().move(source, target, vector([0]), vector([0]), 1)
+
+
+def test_slots_beyond_their_pool_are_skipped():
+    for copies in (native_copies(), plain_copies()):
+        active = [torch.ones(1, 2, 1, 8, 8)]
+        tensors = pool_tensors(1, 2, 1, 8, 8, torch.float32)
+        assert store(copies, active, tensors, [2, 0, 1], [0, 9, 1]) == [0, 0, STORED]
+        assert tensors[0][:, 0].abs().sum() == 0
+        copies.load(*tensors, active, vector([1, 2]), vector([5, 0]))
+        assert (active[0] == 1).all()
+        moved = torch.zeros(1, 2, 4)
+        copies.move(torch.ones(1, 3, 4), moved, vector([3, 2]), vector([0, 2]), 1)
+        assert moved.abs().sum() == 0
+
+
+@pytest.mark.parametrize("name", ["active", "quantized", "scale", "report", "slots"])
+def test_a_meta_tensor_among_others_is_refused(name):
+    arguments = argument_sets()
+    value = arguments[name]
+    arguments[name] = [value[0].to("meta")] if isinstance(value, list) else value.to("meta")
+    with pytest.raises(RuntimeError, match="lie on cpu, meta"):
+        native_copies().store(*arguments.values())
+
+
+@pytest.mark.parametrize("empty", ["layers", "heads", "listed"])
+def test_nothing_to_store_is_reported_as_not_stored(empty):
+    layers, heads = int(empty != "layers"), int(empty != "heads")
+    listed = [] if empty == "listed" else [0]
+    active = [torch.ones(layers, 2, heads, 8, 8)]
+    for copies in (native_copies(), plain_copies()):
+        tensors = pool_tensors(layers, 2, heads, 8, 8, torch.float32)
+        assert store(copies, active, tensors, listed, listed) == [0] * len(listed)
+
+
+def test_torch_traces_through_the_copies():
+    native_copies()
+    quantized, scale = pool_tensors(1, 2, 1, 8, 8, torch.float32)
+    report = torch.zeros(1, dtype=torch.int32)
+    slots = torch.tensor([1])
+    active = make_state((1, 2, 1, 8, 8), torch.float32)
+    ops = torch.ops.statecache
+    torch.library.opcheck(
+        ops.checkpoint_store.default, ([active], quantized, scale, report, slots, slots)
+    )
+    torch.library.opcheck(ops.checkpoint_load.default, (quantized, scale, [active], slots, slots))
+    torch.library.opcheck(
+        ops.checkpoint_move.default, (active, active.clone(), slots, slots.flip(0), 1)
+    )
+
+
+def test_the_package_imports_without_torch():
+    code = "import sys; import statecache; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_the_native_copies_the_loader_says_why_and_uses_plain_torch():
+    code = """
+import logging, sys
+sys.modules["statecache._checkpoint_ops"] = None
+logging.basicConfig(format="%(levelname)s %(message)s")
+from statecache.checkpoint.ops import copies_for, native_copies
+print(copies_for("cpu").name, copies_for("cpu").name)
+try:
+    native_copies()
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("torch torch\nstatecache was installed without its checkpoint")
+    assert done.stderr.count("WARNING") == 1
+    assert "or STATECACHE_OPS=OFF was set" in done.stderr
+    again = "pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation statecache"
+    assert again in done.stderr
+
+
+def test_native_copies_that_do_not_load_are_told_apart():
+    code = """
+import sys
+from importlib.machinery import ModuleSpec
+
+class Broken:
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec(name, self) if name == "statecache._checkpoint_ops" else None
+    def create_module(self, spec):
+        raise ImportError("libtorch_cpu.so: undefined symbol: x")
+    def exec_module(self, module):
+        pass
+
+sys.meta_path.insert(0, Broken())
+from statecache.checkpoint.ops import native_copies
+try:
+    native_copies()
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "are installed but do not load (libtorch_cpu.so: undefined symbol: x)" in done.stdout
+    assert f"this is {torch.__version__}" in done.stdout
+    assert "--no-build-isolation" in done.stdout
+    assert "STATECACHE_TORCH_DIR" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("capability", "native"), [((7, 5), False), ((8, 0), True), ((9, 0), True)]
+)
+def test_gpus_that_are_too_old_use_plain_torch(capability, native, monkeypatch, caplog):
+    monkeypatch.setattr(checkpoint_copies, "_operators", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    copies = copies_for.__wrapped__("cuda:1")
+    assert copies.name == ("native" if native else "torch")
+    assert ("need compute capability 8.0, not (7, 5)" in caplog.text) != native
+
+
+def test_a_device_without_a_kernel_uses_plain_torch(caplog):
+    assert copies_for("xpu") is plain_copies()
+    assert "without checkpoint kernels for xpu" in caplog.text

@@ -1,0 +1,364 @@
+"""`statecache doctor`: in this environment, in broken ones, and before small servers."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import statecache
+from support.replay_support import assert_one_line, run
+from statecache.tools.doctor_server import look_at_server
+from statecache.engine.seams import Seam, SeamError, check
+
+INSTALLED = Path(statecache.__file__).parent
+WITHOUT_ENGINE = pytest.mark.skipif(
+    any(find_spec(name) for name in ("sglang", "vllm")), reason="an engine is installed here"
+)
+
+
+def doctor(*arguments: object, path: Path | None = None, **variables: str):
+    """Run it; `path` is searched for modules before what is installed."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("STATECACHE_")}
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "statecache", "doctor", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**environment, "PYTHONPATH": str(path or ""), **variables},
+    )
+
+
+def findings(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str]]:
+    """The last finding about each thing."""
+    report = json.loads(done.stdout)
+    assert report["schema"] == "statecache.doctor/1"
+    assert report["works"] == (done.returncode == 0)
+    return {one["about"]: (one["level"], one["text"]) for one in report["findings"]}
+
+
+def test_without_an_engine_it_would_not_work_and_the_reason_is_said() -> None:
+    done = doctor()
+    if not any(find_spec(name) for name in ("sglang", "vllm")):
+        assert "PROBLEM engines     no SGLang and no vLLM in " in done.stdout
+        assert done.stdout.endswith("It would not work: 1 above.\n")
+        assert (done.returncode, done.stderr) == (1, "")
+    assert "ok      index       the native index works (" in done.stdout
+    assert "ok      torch       torch 2." in done.stdout
+
+
+def test_what_was_built_is_said() -> None:
+    done = doctor("--json", "-")
+    report = json.loads(done.stdout)
+    assert report["torch"]["cpu_instructions"] in {"AVX-512", "AVX2", "baseline"}
+    level, text = findings(done)["checkpoints"]
+    assert level == "ok"
+    assert text.startswith("copies of the checkpoint pool work on torch 2.")
+
+
+def planted(folder: Path, broken: str, content: bytes | None) -> Path:
+    """A copy of the package in which one extension module is something else, or not there."""
+    copy = folder / "statecache"
+    shutil.copytree(INSTALLED, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (found,) = copy.glob(f"{broken}.*.so")
+    if content:
+        found.write_bytes(content)
+    else:
+        found.unlink()
+    return folder
+
+
+def test_a_broken_index_is_found_without_a_traceback(tmp_path: Path) -> None:
+    path = planted(tmp_path, "_index", b"no library")
+    done = doctor(path=path)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    (line,) = [one for one in done.stdout.splitlines() if " index " in one]
+    assert line.startswith("PROBLEM index       the native index does not load: ImportError: ")
+    assert line.endswith(": reinstall statecache with pip in this Python")
+
+
+def test_any_other_command_on_a_broken_index_is_one_line(tmp_path: Path) -> None:
+    path = planted(tmp_path, "_index", b"no library")
+    command = [sys.executable, "-P", "-m", "statecache", "--version"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(path)}
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("statecache: statecache was installed without its native index")
+    assert done.stderr.endswith(" (statecache doctor says more)\n")
+
+
+def test_copies_that_do_not_load_are_a_problem(tmp_path: Path) -> None:
+    done = doctor("--json", "-", path=planted(tmp_path, "_checkpoint_ops", b"no library"))
+    level, text = findings(done)["checkpoints"]
+    assert level == "problem"
+    assert "are installed but do not load" in text
+
+
+def test_an_index_that_crashes_is_named_with_the_signal(tmp_path: Path) -> None:
+    """An extension built for another Python may take its process down: not the doctor's."""
+    copy = tmp_path / "statecache"
+    shutil.copytree(INSTALLED, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    child = copy / "doctor_child.py"
+    crash = 'if what == "index":\n        os.kill(os.getpid(), 11)\n    out = os.dup(1)'
+    child.write_text(child.read_text().replace("out = os.dup(1)", crash))
+    level, text = findings(doctor("--json", "-", path=tmp_path))["index"]
+    assert level == "problem"
+    assert f"crashed with signal {int(signal.SIGSEGV)} " in text
+
+
+ENGINE = """
+Seam(MODULE, "Pool.touch", ("self", "blocks")),
+Seam(MODULE, "Pool.gone"),
+Seam("vllm.nowhere", "x"),
+Seam("vllm.broken", "x"),
+Seam(MODULE, "Pool.free", ("self", "blocks")),
+"""
+
+
+def with_engine(folder: Path, version: str = "0.32.0", seams: str = ENGINE) -> Path:
+    """An engine of one class, and an adapter's table of what it needs of it."""
+    engine, adapter = folder / "vllm", folder / "statecache_vllm"
+    engine.mkdir()
+    (engine / "__init__.py").write_text("print('noise of an engine')\n")
+    (engine / "broken.py").write_text("import nothing_like_this\n")
+    methods = "def touch(self, blocks): ...\n    def free(self, block): ..."
+    (engine / "pool.py").write_text(f"class Pool:\n    {methods}\n")
+    adapter.mkdir()
+    (adapter / "__init__.py").write_text("def register(): ...\n")
+    (adapter / "seams.py").write_text(f"def engine_version(): return {version!r}\n")
+    table = "from statecache.engine.seams import Seam\nMODULE = 'vllm.pool'\nTESTED = ('0.32.0',)\n"
+    (adapter / "seam_table.py").write_text(f"{table}SEAMS = ({seams})\n")
+    return folder
+
+
+def test_each_seam_that_moved_or_is_missing_is_named(tmp_path: Path) -> None:
+    done = doctor("--engine", "vllm", "--seams", path=with_engine(tmp_path))
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert "PROBLEM vllm        missing: vllm.pool.Pool.gone, vllm.nowhere.x" in lines
+    broken = "missing (No module named 'nothing_like_this')"
+    assert f"PROBLEM vllm        {broken}: vllm.broken.x" in lines
+    assert "PROBLEM vllm        moved (takes self, block): vllm.pool.Pool.free" in lines
+    text = "vLLM 0.32.0: 1 of 5 seams are in place; a tested version"
+    assert f"note    vllm        {text}" in lines
+    assert "  vllm vllm.pool.Pool.touch: ok" in lines
+    assert lines[-1] == "It would not work: 3 above."
+
+
+def test_what_stops_a_server_names_a_reason_once_and_three_of_its_seams() -> None:
+    seams = [Seam("textwrap", name) for name in "abcde"]
+    seams.append(Seam("textwrap", "dedent", ("words",)))
+    with pytest.raises(SeamError) as caught:
+        check("X", "2.0", seams, ["2.0"], strict=False, log=logging.getLogger("statecache.test"))
+    assert str(caught.value) == (
+        "X 2.0 does not fit: textwrap.a, textwrap.b, textwrap.c and 2 more"
+        " (statecache doctor --seams): missing; textwrap.dedent: moved (takes text)"
+    )
+
+
+@pytest.fixture
+def one_of_two_broken(tmp_path: Path) -> Path:
+    """A vLLM whose seams are in place, an SGLang without a module that it needs itself."""
+    with_engine(tmp_path, seams="Seam(MODULE, 'Pool.touch'),")
+    engine, adapter = tmp_path / "sglang", tmp_path / "statecache_sglang"
+    engine.mkdir()
+    (engine / "__init__.py").write_text("")
+    (engine / "cache.py").write_text("import vision\n")
+    adapter.mkdir()
+    (adapter / "__init__.py").write_text("def register(): ...\n")
+    (adapter / "seams.py").write_text("def engine_version(): return '0.5.23'\n")
+    table = "from statecache.engine.seams import Seam\nTESTED = ('0.5.23',)\n"
+    seams = "[Seam('sglang.cache', name) for name in 'abcd']"
+    (adapter / "seam_table.py").write_text(f"{table}SEAMS = {seams}\n")
+    return tmp_path
+
+
+def test_the_engine_that_would_work_is_named_beside_one_that_would_not(
+    one_of_two_broken: Path,
+) -> None:
+    done = doctor(path=one_of_two_broken)
+    assert done.returncode == 1
+    seams = "sglang.cache.a, sglang.cache.b, sglang.cache.c and 1 more (--seams)"
+    text = f"missing (No module named 'vision'): {seams}"
+    assert f"PROBLEM sglang      {text}\n" in done.stdout
+    alone = "--engine vllm looks at vLLM alone"
+    assert done.stdout.endswith(f"It would not work in SGLang: 1 above ({alone}).\n")
+    assert doctor("--engine", "vllm", path=one_of_two_broken).returncode == 0
+
+
+@pytest.mark.parametrize(("engine", "code"), [("vllm", 0), ("sglang", 1)])
+def test_beside_a_running_server_only_its_engine_counts(
+    engine: str, code: int, one_of_two_broken: Path
+) -> None:
+    with server(200, f'statecache_active{{engine="{engine}",policy="gds"}} 1.0\n') as url:
+        done = doctor("--url", url, "--json", "-", path=one_of_two_broken)
+        assert done.returncode == code
+        assert set(json.loads(done.stdout)["engines"]) == {engine}
+        assert findings(done)["server"][0] == "ok"
+
+
+@WITHOUT_ENGINE
+def test_the_engine_of_a_server_elsewhere_is_not_looked_at_here(tmp_path: Path) -> None:
+    path = with_engine(tmp_path)  # a vLLM that would not work
+    with server(200, f"{ACTIVE}1.0\n") as url:
+        done = doctor("--url", url, path=path)
+    assert "note    engines     no SGLang in " in done.stdout
+    assert done.returncode == 0
+
+
+def test_seams_in_place_on_an_untested_version_are_a_note_and_strict_a_problem(
+    tmp_path: Path,
+) -> None:
+    path = with_engine(tmp_path, "0.33.1", "Seam(MODULE, 'Pool.touch', ('self', 'blocks')),")
+    text = "vLLM 0.33.1: 1 of 1 seams are in place; not a tested version (tested: 0.32.0)"
+    done = doctor("--engine", "vllm", "--json", "-", path=path)
+    assert done.returncode == 0
+    assert findings(done)["vllm"] == ("note", text)
+    strict = doctor("--engine", "vllm", "--json", "-", path=path, STATECACHE_STRICT="1")
+    assert strict.returncode == 1
+    assert findings(strict)["vllm"] == ("problem", text)
+
+
+@pytest.mark.parametrize("content", [b"no library", None])
+def test_the_queue_of_blocks_is_looked_at_where_vllm_is(
+    content: bytes | None, tmp_path: Path
+) -> None:
+    path = with_engine(tmp_path, seams="Seam(MODULE, 'Pool.touch'),")
+    assert findings(doctor("--json", "-", path=path))["blocks"][0] == "ok"
+    done = doctor("--engine", "vllm", "--json", "-", path=planted(path, "_blocks", content))
+    level, text = findings(done)["blocks"]
+    assert (level, done.returncode) == ("problem", 1)
+    assert text.startswith("the native queue of vLLM's blocks does not load: ImportError: ")
+    assert text.endswith(": reinstall statecache with pip in this Python")
+    assert "blocks" not in findings(doctor("--engine", "sglang", "--json", "-", path=path))
+
+
+def test_the_queue_of_blocks_is_vllms_alone(one_of_two_broken: Path) -> None:
+    """With it broken SGLang would work, which is in order here."""
+    (one_of_two_broken / "sglang" / "cache.py").write_text("a = b = c = d = 1\n")
+    done = doctor(path=planted(one_of_two_broken, "_blocks", None))
+    alone = "--engine sglang looks at SGLang alone"
+    assert done.stdout.endswith(f"It would not work in vLLM: 1 above ({alone}).\n")
+
+
+def test_an_adapter_that_cannot_look_says_why(tmp_path: Path) -> None:
+    path = with_engine(tmp_path)
+    (path / "statecache_vllm" / "seams.py").write_text("raise RuntimeError('no such device')\n")
+    done = doctor("--engine", "vllm", "--json", "-", path=path)
+    text = "the seams of vLLM cannot be looked at: RuntimeError: no such device"
+    assert findings(done)["vllm"] == ("problem", text)
+
+
+def test_a_list_of_plugins_without_ours_is_a_problem(tmp_path: Path) -> None:
+    path = with_engine(tmp_path, seams="Seam(MODULE, 'Pool.touch'),")
+    done = doctor("--engine", "vllm", path=path, VLLM_PLUGINS="other")
+    assert "PROBLEM vllm        VLLM_PLUGINS=other keeps vLLM from loading it" in done.stdout
+    assert done.returncode == 1
+    assert doctor("--engine", "vllm", path=path, VLLM_PLUGINS="a,statecache").returncode == 0
+
+
+def test_a_setting_of_the_environment_that_stops_a_server_is_a_problem(tmp_path: Path) -> None:
+    path = with_engine(tmp_path, seams="Seam(MODULE, 'Pool.touch'),")
+    config = '{"kv_cache_plugin":"statecache","policy":"best"}'
+    done = doctor("--engine", "vllm", "--json", "-", path=path, STATECACHE_CONFIG=config)
+    level, text = findings(done)["settings"]
+    assert (level, done.returncode) == ("problem", 1)
+    assert text.startswith("--statecache-policy cannot be 'best': ")
+
+
+@WITHOUT_ENGINE
+def test_an_engine_asked_for_that_is_not_there_is_a_problem() -> None:
+    done = doctor("--engine", "sglang", "--json", "-")
+    text = f"SGLang is not installed in {sys.executable}"
+    assert findings(done)["sglang"] == ("problem", text)
+
+
+def test_bad_options_are_one_line(tmp_path: Path) -> None:
+    assert_one_line(run("doctor", "--engine", "tgi"), "unknown engine 'tgi': use sglang, vllm")
+    assert_one_line(run("doctor", "--url", "localhost:3"), "--url: 'localhost:3' is no address")
+    assert_one_line(run("doctor", "--json", tmp_path / "no" / "f"), "--json: there is no directory")
+
+
+@contextmanager
+def server(status: int, body: str):
+    """Answers /metrics only."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/metrics" else 418)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as made:
+        thread = threading.Thread(target=made.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{made.server_address[1]}"
+        finally:
+            made.shutdown()
+            thread.join()
+
+
+UNREADABLE = "has a line of statecache_active that cannot be read: 'statecache_active"
+OTHER = "# HELP up it\nup 1.0\nstatecache_states_resident 5.0\n"
+ACTIVE = 'statecache_active{engine="sglang",policy="gds",pid="7"} '
+
+
+@pytest.mark.parametrize(
+    ("body", "level", "said"),
+    [
+        (f"{OTHER}{ACTIVE}1.0\n", "ok", "the plugin is active (engine sglang, policy gds)"),
+        (f"{ACTIVE}0.0\n", "problem", "loaded but the engine decides (engine sglang, policy gds)"),
+        (f"{ACTIVE}1.0\n{ACTIVE}0.0\n", "problem", "the engine decides"),
+        (OTHER, "problem", "has no statecache_active: the plugin is not there"),
+        ("", "problem", "has no statecache_active"),
+        ("statecache_active_total 1\n", "problem", "has no statecache_active"),
+        ("statecache_active 1\n", "ok", "the plugin is active"),
+        ('statecache_active{engine="a,}\\"b", policy="gds",} 1 17\n', "ok", "policy gds"),
+        ('statecache_active{engine="x"} abc\n', "problem", UNREADABLE),
+        ('statecache_active{engine="x" 1\n', "problem", UNREADABLE),
+        ("statecache_active{engine=x} 1\n", "problem", UNREADABLE),
+        ("statecache_active\n", "problem", UNREADABLE),
+        (f"{ACTIVE}1.0\n{ACTIVE}\x1b[2J\n", "problem", UNREADABLE),
+        (f"{ACTIVE}{'1' * 5_000}x\n", "problem", UNREADABLE),
+    ],
+)
+def test_a_server_is_judged_by_its_metrics(body: str, level: str, said: str) -> None:
+    with server(200, body) as url:
+        assert look_at_server(f"{url}/")[0] == level
+        assert said in look_at_server(url)[1]
+        assert look_at_server(url)[1].isprintable()
+
+
+def test_a_server_without_metrics_and_none_at_all_are_problems() -> None:
+    with server(404, "") as url:
+        level, text, _ = look_at_server(url)
+    assert level == "problem"
+    assert "/metrics answers 404: whether it is active is unknown" in text
+    level, text, _ = look_at_server(url)  # closed by now
+    assert level == "problem"
+    assert "/metrics cannot be read ([Errno 111] Connection refused)" in text
+
+
+@WITHOUT_ENGINE
+def test_with_a_server_elsewhere_no_engine_is_needed_here() -> None:
+    with server(200, "statecache_active 1.0\n") as url:  # it does not say of which engine
+        done = doctor("--url", url)
+        assert "note    engines     no SGLang and no vLLM" in done.stdout
+        assert done.stdout.endswith("It would work.\n")
+        assert done.returncode == 0
+    assert doctor("--url", url).returncode == 1

@@ -1,0 +1,433 @@
+"""The recorder: what is in the file, what is not, and what faults cost."""
+
+import gzip
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from pathlib import Path
+
+import pytest
+
+from statecache.ab.workloads import Workload
+from statecache.cli.main import main
+from statecache.errors import SettingsError
+from statecache.replay.schedule import PrefixTree
+from statecache.trace.recorder import BlockIds, Ended, TraceRecorder
+from statecache.trace.record_file import check_record_file
+from statecache.trace.format import read_trace
+from support.waiting import DEADLINE_SECONDS, wait_until
+
+LOG = logging.getLogger("statecache.test")
+PROMPT = list(range(1_000, 1_000 + 3 * 512 + 100))
+
+
+def recorder(path: Path, most_mib: int = 1, **more) -> TraceRecorder:
+    return TraceRecorder(str(path), most_mib, LOG, **more)
+
+
+def lines_of(path: Path) -> list[dict]:
+    data = path.read_bytes()
+    data = gzip.decompress(data) if path.suffix == ".gz" else data
+    return [json.loads(line) for line in data.splitlines()]
+
+
+@pytest.fixture(params=["plain", "gzip"])
+def path(request, tmp_path):
+    return tmp_path / ("traffic.jsonl" if request.param == "plain" else "traffic.jsonl.gz")
+
+
+def test_ids_agree_exactly_as_far_as_prompts_do():
+    ids = BlockIds(b"key")
+    one = ids.of(Ended(PROMPT, 1))
+    forked = [*PROMPT[:1_000], 7, *PROMPT[1_001:]]  # in the second block
+    other = ids.of(Ended(forked, 1))
+    assert len(one) == len(set(one)) == 3  # 1,636 tokens
+    assert [a == b for a, b in zip(one, other, strict=True)] == [True, False, False]
+    assert ids.of(Ended(PROMPT[:1_535], 9)) == one[:2]
+    assert ids.of(Ended(PROMPT[:511], 1)) == []
+    assert ids.of(Ended(array("q", PROMPT), 1)) == one
+    assert all(0 <= block < 2**63 for block in one)
+
+
+def test_equal_blocks_after_different_ones_have_ids_of_their_own():
+    ids = BlockIds()
+    block = [5] * 512
+    assert len(set(ids.of(Ended(block * 4, 1)))) == 4
+
+
+def test_salts_and_adapters_keep_ids_apart():
+    ids = BlockIds()
+    spaces = [(), (None,), ("a",), ("b",), ("a", "b"), ("ab",), (None, "a"), ("", "a")]
+    first = [ids.of(Ended(PROMPT, 1, space))[0] for space in spaces]
+    assert len(set(first)) == len(spaces)
+    assert ids.of(Ended(PROMPT, 1, ("a", "b"))) == ids.of(Ended(PROMPT, 2, ("a", "b")))
+
+
+def test_images_keep_blocks_apart_from_where_they_begin():
+    """An image of 40 tokens at 1,000 reaches into the third block, which starts at 1,024."""
+    ids = BlockIds()
+    cat, dog, moved = (
+        ids.of(Ended(PROMPT, 1, spans=((first, 40, name),)))
+        for first, name in ((1_000, "cat"), (1_000, "dog"), (1_001, "cat"))
+    )
+    plain = ids.of(Ended(PROMPT, 1))
+    for other in (cat, dog, moved):
+        assert other[0] == plain[0]
+    for block in (1, 2):
+        assert len({cat[block], dog[block], moved[block], plain[block]}) == 4
+
+
+def test_no_two_recordings_share_ids():
+    assert set(BlockIds().of(Ended(PROMPT, 1))).isdisjoint(BlockIds().of(Ended(PROMPT, 1)))
+
+
+def test_a_recording_is_a_trace_that_replays(path, capfd):
+    made = recorder(path)
+    for turn in range(4):
+        made.arrived(turn)
+        made.ended(turn, Ended(PROMPT * (turn + 1), 10 + turn, session="chat"))
+    made.close()
+    trace = read_trace(str(path))
+    assert [r.input_length for r in trace.requests] == [1_636, 3_272, 4_908, 6_544]
+    assert [r.output_length for r in trace.requests] == [10, 11, 12, 13]
+    assert PrefixTree.of(trace).known == [0, 3, 6, 9]  # whole blocks of the turn before
+    assert len({line["session_id"] for line in lines_of(path)}) == 1
+    assert main_of("replay", str(path), "--policy", "lru", "--json", "-") == 0
+    assert json.loads(capfd.readouterr().out)["rows"][0]["hit_tokens"] == (3 + 6 + 9) * 512
+
+
+def test_a_recording_with_sessions_is_a_workload_for_either_loop(path):
+    """Two chats of two turns: a b a b as they came, a a b b when one at a time runs."""
+    made = recorder(path)
+    for name, (chat, turn) in enumerate([("a", 1), ("b", 1), ("a", 2), ("b", 2)]):
+        made.arrived(name)
+        tokens = [ord(chat)] * 1_024 * turn
+        made.ended(name, Ended(tokens, ord(chat), session=chat))
+    made.close()
+    for loop, order in (({}, "abab"), ({"loop": "closed", "at_once": 1}, "aabb")):
+        requests = Workload(kind="trace", file=str(path), **loop).trace(0).requests
+        assert "".join(chr(request.output_length) for request in requests) == order
+
+
+def main_of(*words: str) -> int:
+    before, sys.argv = sys.argv, ["statecache", *words]
+    try:
+        return main()
+    finally:
+        sys.argv = before
+
+
+def test_nothing_of_tokens_salts_and_names_is_in_the_file(tmp_path):
+    path = tmp_path / "traffic"
+    made = recorder(path)
+    made.arrived("request-name")
+    made.ended("request-name", Ended([31_337] * 600, 1, ("pepper",), session="chat-of-mary"))
+    made.close()
+    written = path.read_text()
+    for secret in ("31337", "pepper", "mary", "request-name"):
+        assert secret not in written
+    assert set(json.loads(written)) == {
+        "timestamp",
+        "input_length",
+        "output_length",
+        "hash_ids",
+        "session_id",
+    }
+
+
+def test_a_session_that_is_not_known_is_left_out(path):
+    made = recorder(path)
+    made.arrived("a")
+    made.ended("a", Ended(PROMPT, 1))
+    made.close()
+    assert "session_id" not in lines_of(path)[0]
+
+
+def test_lines_are_in_the_order_of_arrival(path):
+    made = recorder(path)
+    for name in (1, 2, 3):
+        made.arrived(name)
+        time.sleep(0.002)
+    for name in (3, 1, 2):
+        made.ended(name, Ended(PROMPT, name))
+    made.close()
+    lines = lines_of(path)
+    assert [line["output_length"] for line in lines] == [1, 2, 3]
+    times = [line["timestamp"] for line in lines]
+    assert times == sorted(set(times))
+    assert times[0] >= 0
+
+
+def test_a_request_is_there_once(path):
+    """Queued again after a retraction, reported again at its end, under a name that comes back."""
+    made = recorder(path)
+    made.arrived("a")
+    made.arrived("a")
+    made.ended("a", Ended(PROMPT, 1))
+    made.ended("a", Ended(PROMPT, 2))
+    made.ended("never arrived", Ended(PROMPT, 3))
+    made.arrived("a")
+    made.ended("a", Ended(PROMPT, 4))
+    made.arrived("still running")
+    made.close()
+    assert [line["output_length"] for line in lines_of(path)] == [1, 4]
+
+
+def test_what_ended_waits_for_a_request_that_runs_on(tmp_path):
+    path, looks = tmp_path / "traffic", []
+    made = recorder(path, patience=1e9, interval=0.01, observe=looks.append)
+    made.arrived("long")
+    made.arrived("short")
+    made.ended("short", Ended(PROMPT, 1))
+    wait_until(lambda: made._seen_tokens == len(PROMPT))
+    before = len(looks)
+    wait_until(lambda: len(looks) > before + 2)
+    assert path.stat().st_size == 0
+    made.ended("long", Ended(PROMPT, 2))
+    made.close()
+    assert [line["output_length"] for line in lines_of(path)] == [2, 1]
+
+
+def test_what_ended_does_not_wait_for_ever(tmp_path):
+    path = tmp_path / "traffic"
+    made = recorder(path, patience=0.05, interval=0.01)
+    made.arrived("long")
+    made.arrived("short")
+    made.ended("short", Ended(PROMPT, 1))
+    wait_until(lambda: path.stat().st_size > 0)
+    made.ended("long", Ended(PROMPT, 2))
+    made.close()
+    assert [line["output_length"] for line in lines_of(path)] == [1, 2]
+
+
+def test_the_file_has_a_most_size_and_stays_sound(path, caplog):
+    """Each line has 1,000 ids of about 19 digits; 100 of them are 2 MB, packed about 1 MB."""
+    caplog.set_level(logging.INFO)
+    made = recorder(path, interval=0.01)
+    for name in range(200):
+        made.arrived(name)
+        made.ended(name, Ended([name] * 512_000, 1))
+        wait_until(lambda: not made.recording or made._told_tokens - made._seen_tokens < 2**24)
+    wait_until(lambda: not made._thread.is_alive())
+    made.arrived("late")
+    made.ended("late", Ended(PROMPT, 1))
+    made.close()
+    assert 2**19 < path.stat().st_size <= 2**20
+    assert 10 < len(read_trace(str(path)).requests) < 200
+    ends = [r.getMessage() for r in caplog.records if "ends here" in r.getMessage()]
+    assert ends == [f"statecache: the recording to {path} has reached 1 MiB and ends here"]
+
+
+def test_a_full_disk_ends_the_recording_with_one_line(caplog):
+    made = recorder(Path("/dev/full"), interval=0.01)
+    for name in range(3):
+        made.arrived(name)
+        made.ended(name, Ended(PROMPT, 1))
+    wait_until(lambda: not made._thread.is_alive())
+    made.arrived("late")
+    made.ended("late", Ended(PROMPT, 1))
+    made.close()
+    written = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert written == ["statecache: the recording to /dev/full ends here (No space left on device)"]
+
+
+def test_part_of_a_chunk_that_did_not_fit_is_taken_back(tmp_path):
+    """The disk is full after 100 bytes of a chunk: what was there before it stays sound."""
+    code = f"""
+import logging, resource, signal, sys, time
+from statecache.trace.recorder import Ended, TraceRecorder
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+made = TraceRecorder({str(tmp_path / "t")!r}, 1, logging.getLogger("x"), interval=0.01)
+made.arrived(0); made.ended(0, Ended([1] * 5120, 1))
+while not (size := len(open({str(tmp_path / "t")!r}).read())): time.sleep(0.01)
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
+for n in range(1, 50): made.arrived(n); made.ended(n, Ended([n] * 5120, 1))
+made._thread.join({DEADLINE_SECONDS})
+"""
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, timeout=DEADLINE_SECONDS, capture_output=True
+    )
+    assert [line["input_length"] for line in lines_of(tmp_path / "t")] == [5_120]
+
+
+@pytest.mark.parametrize("name", ["traffic.jsonl", "traffic.jsonl.gz"])
+def test_after_a_kill_the_file_is_sound(tmp_path, name):
+    path = tmp_path / name
+    code = f"""
+import logging
+from statecache.trace.recorder import Ended, TraceRecorder
+made = TraceRecorder({str(path)!r}, 64, logging.getLogger("x"), interval=0.001)
+n = 0
+while True:
+    n += 1
+    made.arrived(n); made.ended(n, Ended([n % 7] * 5120, n))
+"""
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        wait_until(lambda: path.exists() and path.stat().st_size > 100_000)
+        process.send_signal(signal.SIGKILL)
+    found = [line["output_length"] for line in lines_of(path)]
+    assert len(found) > 100
+    assert found == list(range(1, len(found) + 1))
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_what_ended_is_written_at_exit_also_of_a_child(tmp_path, method):
+    path = tmp_path / "traffic"
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import logging, multiprocessing
+def child():
+    from statecache.trace.recorder import Ended, TraceRecorder
+    made = TraceRecorder({str(path)!r}, 1, logging.getLogger("x"), interval=100)
+    made.arrived(1); made.ended(1, Ended([1] * 600, 5))
+if __name__ == "__main__":
+    process = multiprocessing.get_context({method!r}).Process(target=child)
+    process.start(); process.join()
+""")
+    subprocess.run([sys.executable, script], check=True, timeout=DEADLINE_SECONDS)
+    assert [line["output_length"] for line in lines_of(path)] == [5]
+
+
+def recorded(made: TraceRecorder) -> None:
+    made.arrived(1)
+    made.ended(1, Ended(PROMPT, 1))
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "second", "third"),
+    [
+        ("traffic", "traffic.2", "traffic.3"),
+        ("t.jsonl.gz", "t.2.jsonl.gz", "t.3.jsonl.gz"),
+        (".hidden", ".hidden.2", ".hidden.3"),
+    ],
+)
+def test_a_restarted_server_records_beside_what_is_there(tmp_path, caplog, name, second, third):
+    caplog.set_level(logging.INFO)
+    path = tmp_path / name
+    path.write_bytes(b"precious")
+    check_record_file(str(path))
+    recorded(recorder(path))
+    recorded(recorder(path))
+    assert path.read_bytes() == b"precious"
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([name, second, third])
+    assert [len(lines_of(tmp_path / one)) for one in (second, third)] == [1, 1]
+    ids = [lines_of(tmp_path / one)[0]["hash_ids"] for one in (second, third)]
+    assert not set(ids[0]) & set(ids[1])  # a key each
+    begun = [r.getMessage() for r in caplog.records if "recording requests to" in r.getMessage()]
+    assert begun == [
+        f"statecache: recording requests to {tmp_path / one}, 1 MiB at most"
+        for one in (second, third)
+    ]
+
+
+def test_an_empty_file_is_taken_unless_another_server_records_there(tmp_path):
+    path = tmp_path / "traffic"
+    path.touch()
+    first = recorder(path)
+    second = recorder(path)
+    recorded(second)
+    recorded(first)
+    assert {one.name for one in tmp_path.iterdir()} == {"traffic", "traffic.2"}
+    assert len(lines_of(path)) == len(lines_of(tmp_path / "traffic.2")) == 1
+    recorder(path).close()
+    recorder(path).close()
+    assert {one.name for one in tmp_path.iterdir()} == {"traffic", "traffic.2", "traffic.3"}
+
+
+def test_what_cannot_be_written_to_is_passed_over(tmp_path):
+    path = tmp_path / "traffic"
+    path.write_text("x")
+    (tmp_path / "traffic.2").mkdir()
+    os.mkfifo(tmp_path / "traffic.3")
+    recorded(recorder(path))
+    assert len(lines_of(tmp_path / "traffic.4")) == 1
+    with pytest.raises(SettingsError, match="is there and no file: name another one"):
+        recorder(tmp_path / "traffic.3")
+
+
+def test_all_recordings_together_keep_to_the_size(tmp_path, caplog):
+    """A MiB less 100 bytes is there: a line of three ids has no room, and the server goes on."""
+    path = tmp_path / "traffic"
+    path.write_bytes(b"x" * (2**20 - 100))
+    for _ in range(3):
+        made = recorder(path, interval=0.01)
+        recorded(made)
+        wait_until(lambda made=made: not made._thread.is_alive())
+    assert (tmp_path / "traffic.2").stat().st_size == 0
+    assert {one.name for one in tmp_path.iterdir()} == {"traffic", "traffic.2"}
+    what = f"statecache: the recording to {tmp_path / 'traffic.2'} has reached 1 MiB"
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert said == [f"{what} with those before it and ends here"] * 3
+
+
+@pytest.mark.parametrize("name", ["missing/traffic", "file/traffic", "x" * 300, "a\0b", "."])
+def test_a_file_that_cannot_be_made_is_one_line(tmp_path, name):
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingsError, match=r"^--statecache-record: ") as raised:
+        check_record_file(os.path.join(tmp_path, name))  # noqa: PTH118 - keeps the null byte
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "odd", [Ended(["x"] * 512, 1), Ended([2**70] * 512, 1), Ended([1], 1, session=b"s")]
+)
+def test_a_request_that_cannot_be_written_ends_the_recording_with_one_line(path, caplog, odd):
+    made = recorder(path, interval=0.01)
+    made.arrived(1)
+    made.ended(1, Ended(PROMPT, 1))
+    wait_until(lambda: path.stat().st_size > 0)
+    made.arrived(2)
+    made.ended(2, odd)
+    wait_until(lambda: not made.recording)
+    made.close()
+    assert len(lines_of(path)) == 1
+    (error,) = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert error.startswith("statecache: a request is not as expected (")
+    assert error.endswith(f"; the recording to {path} ends here")
+
+
+def test_a_fault_of_the_engine_ends_the_recording_and_keeps_what_was(path, caplog):
+    made = recorder(path)
+    made.arrived(1)
+    made.ended(1, Ended(PROMPT, 1))
+    made.stop("something is odd")
+    made.stop("something else is odd")
+    made.arrived(2)
+    made.ended(2, Ended(PROMPT, 2))
+    made.close()
+    assert [line["output_length"] for line in lines_of(path)] == [1]
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert errors == [f"statecache: something is odd; the recording to {path} ends here"]
+
+
+def test_prompts_that_wait_for_a_slow_disk_are_bounded(path, monkeypatch, caplog):
+    """One is being written, one may wait; the third one ends the recording, in one line."""
+    monkeypatch.setattr("statecache.trace.recorder._MOST_TOKENS", len(PROMPT))
+    goes_on = threading.Event()
+
+    class Slow(BlockIds):
+        def of(self, request):
+            assert goes_on.wait(DEADLINE_SECONDS)
+            return super().of(request)
+
+    made = recorder(path, ids=Slow())
+    for name in range(3):
+        made.arrived(name)
+    made.ended(0, Ended(PROMPT, 1))
+    wait_until(lambda: made._seen_tokens == len(PROMPT))
+    made.ended(1, Ended(PROMPT, 1))
+    assert made.recording
+    made.ended(2, Ended(PROMPT, 1))
+    assert not made.recording
+    assert caplog.text.count("faster than they can be written") == 1
+    goes_on.set()
+    made.close()
+    wait_until(lambda: not made._thread.is_alive())
+    assert len(lines_of(path)) == 3
