@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from statecache import CostModel
-from statecache.trace.generate_mixed import MixedWorkload, drawn_workload, mixed_lines
 from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
 from statecache.replay.state_slots import serve
 from statecache.trace.format import read_trace
+from statecache.trace.generate_mixed import MixedWorkload, drawn_workload, mixed_lines
 
 ADMISSIONS = ("dense", "ends")
 SLOTS = (16, 64, 256)

@@ -16,8 +16,8 @@ from pathlib import Path
 from statecache import CostModel
 from statecache.replay.schedule import Plan, PrefixTree, kv_timeline, make_plan
 from statecache.replay.state_slots import play, replay
-from statecache.trace.format import read_trace
 from statecache.replay.weighted_gds import WeightedStates
+from statecache.trace.format import read_trace
 
 PUBLISHED = json.loads(Path(__file__).parents[1].joinpath("golden/published.json").read_bytes())
 SLOTS = (32, 64, 96, 128, 192, 256, 384, 512, 1024)

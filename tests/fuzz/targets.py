@@ -4,8 +4,14 @@ import argparse
 import io
 from typing import NoReturn
 
+from statecache.engine.settings import (
+    CONFIG_VARIABLE,
+    STRICT_VARIABLE,
+    Settings,
+    add_flags,
+    given_on,
+)
 from statecache.errors import SettingsError, TraceError
-from statecache.engine.settings import CONFIG_VARIABLE, STRICT_VARIABLE, Settings, add_flags, given_on
 from statecache.trace.format import BLOCK_TOKENS, read_trace
 
 

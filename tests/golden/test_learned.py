@@ -2,8 +2,8 @@
 
 import pytest
 
-from support.replay_support import PUBLISHED, needs_recorded, recorded_plan
 from statecache.replay.state_slots import replay
+from support.replay_support import PUBLISHED, needs_recorded, recorded_plan
 
 pytestmark = needs_recorded
 CHEAP = {

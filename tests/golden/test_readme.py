@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from support.model_configs import QWEN3_NEXT
-from support.replay_support import needs_recorded, recorded_plan
 from statecache.ab.plans import read_plan
-from statecache.trace.generate_agent import AgentWorkload, agent_lines
-from statecache.sizing.splits import Demand, rated_splits
-from statecache.sizing.model_config import read_model
 from statecache.replay.schedule import Plan, PrefixTree, kv_timeline, make_plan
 from statecache.replay.state_slots import ReplayRow, replay
+from statecache.sizing.model_config import read_model
+from statecache.sizing.splits import Demand, rated_splits
 from statecache.trace.format import read_trace
+from statecache.trace.generate_agent import AgentWorkload, agent_lines
+from support.model_configs import QWEN3_NEXT
+from support.replay_support import needs_recorded, recorded_plan
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from statecache.checkpoint.ops import copies_for, plain_copies
+from statecache.checkpoint.pool import ActiveState, CheckpointPool
 from support.checkpoint_cases import (
     DTYPES,
     LAYERS,
@@ -12,8 +14,6 @@ from support.checkpoint_cases import (
     pool_tensors,
     same_bits,
 )
-from statecache.checkpoint.ops import copies_for, plain_copies
-from statecache.checkpoint.pool import ActiveState, CheckpointPool
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

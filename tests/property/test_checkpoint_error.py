@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.checkpoint_cases import BOUND, is_close, step_of
 from statecache.checkpoint import reference
 from statecache.checkpoint.ops import native_copies
+from support.checkpoint_cases import BOUND, is_close, step_of
 
 CYCLES = 12
 

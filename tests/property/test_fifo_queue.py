@@ -2,8 +2,8 @@
 
 import random
 
-from support.block_pool import Pool
 from statecache._blocks import FifoQueue
+from support.block_pool import Pool
 
 TOTAL = 24
 KEYS = [b"%dkv" % i for i in range(30)]

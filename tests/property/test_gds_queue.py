@@ -2,9 +2,9 @@
 
 import random
 
-from support.block_pool import Pool
 from statecache import CostModel, StateIndex
 from statecache._blocks import GdsQueue
+from support.block_pool import Pool
 
 TOTAL = 24
 GROUPS = [b"a", b"b"]

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from support.learned_pair import BLOCK, LearnedPair, PromptTree, disturb, serve_prompt
 from statecache.index.learned_guard import ORDERS
+from support.learned_pair import BLOCK, LearnedPair, PromptTree, disturb, serve_prompt
 
 RUNS = [  # seed, events, slots, slots of the guard, ghosts, points, branching
     (0, 60_000, 8, 8, 24, 60, 0.1),

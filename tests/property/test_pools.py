@@ -2,15 +2,15 @@
 
 import random
 
-from support.replay_support import trace_of
 from statecache import CostModel, ReferenceCost, ReferenceIndex
 from statecache.replay.block_policies import ORDERS, make_order
-from statecache.replay.leaf_kv import LeafKv
-from statecache.replay.split_pool import OwnSlots, PreorderTree
-from statecache.replay.schedule import PrefixTree
 from statecache.replay.block_pools import SlotRule
+from statecache.replay.leaf_kv import LeafKv
+from statecache.replay.schedule import PrefixTree
 from statecache.replay.shared_pool import POOL_ADMISSIONS, BlockPool, Points, SharedPool
+from statecache.replay.split_pool import OwnSlots, PreorderTree
 from statecache.replay.weighted_gds import WeightedStates
+from support.replay_support import trace_of
 
 
 def random_tree(rng: random.Random, requests: int) -> PrefixTree:

@@ -2,8 +2,8 @@
 
 import random
 
-from support.block_pool import Pair
 from statecache._blocks import ReuseQueue
+from support.block_pool import Pair
 
 TOTAL = 24
 KEYS = [b"%dkv" % i for i in range(20)] + [b"%dstate" % i for i in range(10)]

@@ -2,14 +2,14 @@
 
 from fractions import Fraction
 
-from support.replay_support import trace_of
 from statecache import CostModel
 from statecache.replay.block_policies import make_order
-from statecache.replay.leaf_kv import LeafKv
-from statecache.replay.split_pool import OwnSlots, PreorderTree
-from statecache.replay.schedule import PrefixTree
 from statecache.replay.block_pools import SlotRule
+from statecache.replay.leaf_kv import LeafKv
+from statecache.replay.schedule import PrefixTree
 from statecache.replay.shared_pool import Points, Served, SharedPool
+from statecache.replay.split_pool import OwnSlots, PreorderTree
+from support.replay_support import trace_of
 
 
 def tree_of(prompts: str) -> PrefixTree:

@@ -52,9 +52,9 @@ def switch(given: dict[str, Any]) -> Settings:
     settings of its own. They take the place of those of the earlier one.
     """
     global _installed, _written
-    from statecache.errors import SettingsError, stop
     from statecache.engine.seams import SeamError
     from statecache.engine.settings import Settings
+    from statecache.errors import SettingsError, stop
 
     try:
         environment = dict(os.environ)

@@ -6,8 +6,8 @@ import logging
 from importlib import import_module
 from typing import Any
 
-from statecache.errors import on_one_line, stop
 from statecache.engine.settings import Settings, flag_of
+from statecache.errors import on_one_line, stop
 from statecache_sglang import pool_seams
 from statecache_sglang.seams import Patch
 

@@ -11,8 +11,8 @@ from typing import Any
 from statecache.engine.settings import Settings
 from statecache_sglang import seams
 from statecache_sglang.learned_book import LearnedBook
-from statecache_sglang.unsupported import refuse_host_copies
 from statecache_sglang.scheduler_side import Advisor, BackupLocks
+from statecache_sglang.unsupported import refuse_host_copies
 
 _MAMBA = seams.mamba_type()
 _RustCore: Any = seams.rust_tree_core()

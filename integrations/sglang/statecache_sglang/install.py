@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from statecache.engine import seams as seam
-from statecache.errors import stop
 from statecache.engine.settings import Settings
+from statecache.errors import stop
 from statecache_sglang import host_seams, record_seams, recording, seam_table, seams
 
 _log = logging.getLogger("statecache.sglang")
@@ -52,10 +52,10 @@ def install(settings: Settings) -> Installed:
 def _everything(settings: Settings) -> Sequence[seams.Patch]:
     from statecache_sglang.invariants import check_state_pools
     from statecache_sglang.pool_seams import CheckerPatch
-    from statecache_sglang.tree_python import IndexedMambaComponent, IndexedPythonCore
-    from statecache_sglang.unsupported import refuse_storage
-    from statecache_sglang.tree_rust import IndexedRustCore
     from statecache_sglang.slot_shortage import admit_all_or_none, load_back_or_wait
+    from statecache_sglang.tree_python import IndexedMambaComponent, IndexedPythonCore
+    from statecache_sglang.tree_rust import IndexedRustCore
+    from statecache_sglang.unsupported import refuse_storage
 
     def build(params: Any, components: Any, name: str) -> Any:
         if name == "rust":

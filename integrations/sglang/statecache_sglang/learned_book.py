@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from statecache.index.keyed_index import GHOSTS, NamedIndex, TokenPrefixes
 from statecache.engine.settings import Settings
+from statecache.index.keyed_index import GHOSTS, NamedIndex, TokenPrefixes
 from statecache_sglang import pool_seams
 from statecache_sglang.scheduler_side import StateBook
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from statecache.errors import stop
 from statecache.engine.metrics import Exporter, PrometheusClasses
+from statecache.errors import stop
 from statecache_sglang import engine_paths as at
 from statecache_sglang.seams import AroundPatch, load
 

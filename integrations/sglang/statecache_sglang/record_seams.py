@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from statecache.trace.recorder import Ended
 from statecache.engine.seams import Seam, methods
+from statecache.trace.recorder import Ended
 from statecache_sglang import engine_paths as at
 from statecache_sglang.seams import AroundPatch, Patch, is_hybrid_pool, load
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from statecache.errors import SettingsError, stop
 from statecache.engine.metrics import DRY_RUN, Reporter
-from statecache.trace.recorder import Observer, TraceRecorder
 from statecache.engine.settings import Settings
+from statecache.errors import SettingsError, stop
 from statecache.replay.online import begin
+from statecache.trace.recorder import Observer, TraceRecorder
 from statecache_sglang import pool_seams, record_seams
 from statecache_sglang.seams import Patch
 

@@ -13,8 +13,8 @@ from typing import ParamSpec, TypeVar
 
 from statecache import StateIndex
 from statecache.engine.metrics import Counts, Reporter
-from statecache.index.keyed_index import NamedIndex
 from statecache.engine.settings import Settings
+from statecache.index.keyed_index import NamedIndex
 
 _log = logging.getLogger("statecache.sglang")
 _P = ParamSpec("_P")

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from statecache_sglang import host_seams, learned_book, reporting, seams
 from statecache_sglang import fork_admission as forks
+from statecache_sglang import host_seams, learned_book, reporting, seams
 
 _log = logging.getLogger("statecache.sglang")
 _MAMBA = seams.mamba_type()

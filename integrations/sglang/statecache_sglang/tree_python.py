@@ -7,9 +7,9 @@ from typing import Any
 from statecache.engine.settings import Settings
 from statecache_sglang import host_seams, pool_seams, seams
 from statecache_sglang.learned_book import LearnedBook, is_end, new_book
-from statecache_sglang.unsupported import refuse_host_copies
-from statecache_sglang.slot_shortage import PatientMambaComponent
 from statecache_sglang.scheduler_side import Advisor, BackupLocks, StateBook
+from statecache_sglang.slot_shortage import PatientMambaComponent
+from statecache_sglang.unsupported import refuse_host_copies
 
 _MAMBA = seams.mamba_type()
 _MATCH_END = seams.match_end_phase()

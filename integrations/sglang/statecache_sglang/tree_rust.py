@@ -25,8 +25,8 @@ from typing import Any
 
 from statecache.engine.settings import Settings
 from statecache_sglang import pool_seams, seams
-from statecache_sglang.learned_book import LearnedBook, is_end, new_book
 from statecache_sglang.host_tier import HostAwareRustCore
+from statecache_sglang.learned_book import LearnedBook, is_end, new_book
 from statecache_sglang.scheduler_side import Advisor
 
 _MAMBA = seams.mamba_type()

@@ -42,9 +42,9 @@ def _configure(original: Callable[[], Any], engine_args: Any, flags: dict[str, A
     given = _of_additional_config(engine_args.additional_config) | flags
     if not given and not os.environ.get(_CONFIG):
         return original()
-    from statecache.errors import SettingsError, stop
     from statecache.engine.seams import SeamError
     from statecache.engine.settings import Settings
+    from statecache.errors import SettingsError, stop
 
     try:
         settings = Settings.from_given(given)

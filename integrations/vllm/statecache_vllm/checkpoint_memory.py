@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
+from statecache.engine.settings import Settings, flag_of
 from statecache.errors import SettingsError, stop
 from statecache.sizing.model_config import DTYPE_BYTES, model_of
-from statecache.engine.settings import Settings, flag_of
 from statecache_vllm import seams
 
 __all__ = [

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from statecache.errors import on_one_line, stop
 from statecache.engine.settings import Settings
+from statecache.errors import on_one_line, stop
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_memory import describe, pool_slots, slots_flag
 

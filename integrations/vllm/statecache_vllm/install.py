@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from statecache.engine import seams as seam
+from statecache.engine.settings import Settings
 from statecache.errors import SettingsError
 from statecache.trace.record_file import check_record_file
-from statecache.engine.settings import Settings
 from statecache_vllm import seam_table, seams
 from statecache_vllm import unsupported as refusals
 from statecache_vllm.checkpoint_memory import check_slots

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from statecache.errors import SettingsError, stop
 from statecache.engine.settings import Settings, flag_of
+from statecache.errors import SettingsError, stop
 from statecache_vllm.guard import Guard
 from statecache_vllm.seams import patch_split, planner_of
 

@@ -6,15 +6,15 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from statecache.engine.settings import Settings
 from statecache.replay import online as shadow
 from statecache.trace.recorder import Ended, Observer, TraceRecorder
-from statecache.engine.settings import Settings
 from statecache_vllm.checkpoint_memory import dry_run_sizes, knows_states
 from statecache_vllm.guard import Guard
 
 if TYPE_CHECKING:
-    from statecache_vllm.scheduler_side import Planner
     from statecache_vllm.reporting import Report
+    from statecache_vllm.scheduler_side import Planner
 
 __all__ = ["Recording", "begin"]
 

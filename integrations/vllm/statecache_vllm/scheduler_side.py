@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from statecache._blocks import BlockHashIndex, BlockQueue, FifoQueue, ReuseQueue
-from statecache.errors import stop
 from statecache.engine.seams import watch
 from statecache.engine.settings import Settings
+from statecache.errors import stop
 from statecache_vllm import seams
-from statecache_vllm.checkpoints import CheckpointBook
 from statecache_vllm.checkpoint_memory import pool_slots
-from statecache_vllm.prefill_chunks import end_chunks, offered_blocks, path_of, settle_interval
+from statecache_vllm.checkpoints import CheckpointBook
 from statecache_vllm.gds_queue import GdsQueue
 from statecache_vllm.guard import (
     Guard,
@@ -23,6 +22,7 @@ from statecache_vllm.guard import (
     vllms_own_map,
     vllms_own_queue,
 )
+from statecache_vllm.prefill_chunks import end_chunks, offered_blocks, path_of, settle_interval
 from statecache_vllm.proven import ProvenRequests
 from statecache_vllm.reporting import Report
 from statecache_vllm.seam_table import REPLACED

@@ -12,8 +12,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from statecache import StateIndex
-from statecache.index.keyed_index import GHOSTS, KnownKeys, NamedIndex, key_of
 from statecache.engine.settings import Settings
+from statecache.index.keyed_index import GHOSTS, KnownKeys, NamedIndex, key_of
 
 __all__ = ["StateTree"]
 

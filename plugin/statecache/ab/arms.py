@@ -10,9 +10,9 @@ import msgspec
 from statecache import CostModel
 from statecache.ab.config import made
 from statecache.ab.server_arm import ServerArm
+from statecache.engine.settings import parse_cost
 from statecache.errors import SettingsError, on_one_line
 from statecache.replay.schedule import ADMISSIONS
-from statecache.engine.settings import parse_cost
 from statecache.replay.shared_pool import MOST_BLOCKS, POOL_ADMISSIONS
 from statecache.trace.format import BLOCK_TOKENS
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from statecache.ab.server_results import Answers, server_run
 from statecache.ab.arms import Arm
 from statecache.ab.drivers.cache_layer import ArmError, EngineProcess
 from statecache.ab.drivers.replay import CoreDriver
 from statecache.ab.results import Played, Run, run_of
 from statecache.ab.server_arm import ServerArm, ServerSettings
+from statecache.ab.server_results import Answers, server_run
 from statecache.ab.statistics import Pair
 from statecache.ab.workloads import Workload
 from statecache.errors import SettingsError

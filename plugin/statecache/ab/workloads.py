@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from statecache.trace.sharegpt import sharegpt_lines
 from statecache.errors import SettingsError, TraceError
+from statecache.trace.format import BLOCK_TOKENS, Request, Trace, read_trace
 from statecache.trace.generate_agent import AgentWorkload, agent_lines
 from statecache.trace.generate_prefixes import DistinctPrefixes, SharedPrefix, prefix_lines
-from statecache.trace.format import BLOCK_TOKENS, Request, Trace, read_trace
+from statecache.trace.sharegpt import sharegpt_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

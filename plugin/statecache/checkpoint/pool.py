@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from statecache.checkpoint.ops import STORED, Copies, copies_for
 from statecache.checkpoint.layout import (
     ActiveState,
     Layout,
@@ -21,6 +20,7 @@ from statecache.checkpoint.layout import (
     pool_parts,
     slot_total,
 )
+from statecache.checkpoint.ops import STORED, Copies, copies_for
 from statecache.checkpoint.stream_order import CopyOrder
 
 __all__ = [

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from statecache.ab.bench import Bench, Trial
-from statecache.ab.experiments import EXPERIMENTS, Experiment
 from statecache.ab.drivers.interrupts import ignore_interrupts, interrupts_put_off
-from statecache.ab.report.html import report_page
+from statecache.ab.experiments import EXPERIMENTS, Experiment
 from statecache.ab.plans import read_plan, trial_of
+from statecache.ab.report.html import report_page
 from statecache.ab.report.result import (
     Machine,
     Raw,
@@ -28,8 +28,8 @@ from statecache.ab.report.result import (
     git_revision,
 )
 from statecache.ab.statistics import check_installed, compare
-from statecache.errors import SettingsError
 from statecache.cli.output import check_output, whole_file
+from statecache.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

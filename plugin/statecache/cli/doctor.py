@@ -10,10 +10,10 @@ import msgspec
 import typer
 from rich.console import Console
 
+from statecache.cli.output import check_output, whole_file
+from statecache.errors import SettingsError, on_one_line
 from statecache.tools.doctor import Report, examine
 from statecache.tools.doctor_child import ENGINES
-from statecache.errors import SettingsError, on_one_line
-from statecache.cli.output import check_output, whole_file
 from statecache.tools.http_client import ServerAddress
 
 __all__ = ["doctor_command", "main"]

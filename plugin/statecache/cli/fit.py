@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from statecache.cli.output import check_outputs, whole_file
+from statecache.cli.plot import check_plot, draw_fit
 from statecache.errors import SettingsError, on_one_line
 from statecache.tools.fit import (
     Fit,
@@ -22,8 +24,6 @@ from statecache.tools.fit import (
     read_measurements,
 )
 from statecache.tools.fit_server import PrefillServer, default_lengths
-from statecache.cli.output import check_outputs, whole_file
-from statecache.cli.plot import check_plot, draw_fit
 from statecache.tools.http_client import ServerAddress
 
 __all__ = ["fit_command"]

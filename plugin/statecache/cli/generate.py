@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
+from statecache.cli.output import check_output, whole_file
 from statecache.errors import SettingsError
 from statecache.trace.generate_agent import AgentWorkload, agent_lines
 from statecache.trace.generate_mixed import CHOICES, MixedWorkload, mixed_lines
 from statecache.trace.generate_prefixes import DistinctPrefixes, SharedPrefix, prefix_lines
-from statecache.cli.output import check_output, whole_file
 
 __all__ = ["generate"]
 

@@ -17,16 +17,14 @@ from rich.progress import Progress
 from statecache import CostModel, __version__
 from statecache.cli.ab import ab_command
 from statecache.cli.doctor import doctor_command
-from statecache.errors import SettingsError, on_one_line
 from statecache.cli.fit import fit_command
 from statecache.cli.generate import generate
-from statecache.cli.replay_options import Options, pool_settings, replay_settings
 from statecache.cli.output import check_outputs, whole_file
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
 from statecache.cli.plan import plan_command
 from statecache.cli.plot import check_plot, draw_hit_rates
+from statecache.cli.replay_options import Options, pool_settings, replay_settings
+from statecache.errors import SettingsError, on_one_line
 from statecache.replay.block_pools import pool_rows
-from statecache.replay.state_slots import ReplayRow, replay
 from statecache.replay.report import (
     PoolSettings,
     ReplayReport,
@@ -35,6 +33,8 @@ from statecache.replay.report import (
     pool_table,
     row_table,
 )
+from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.state_slots import ReplayRow, replay
 from statecache.trace.format import Trace, read_trace
 
 __all__ = ["app", "main"]

@@ -15,12 +15,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from statecache import __version__
-from statecache.errors import SettingsError, on_one_line
-from statecache.sizing.splits import SLOTS_A_REQUEST, Demand, Split, best_splits, rated_splits
-from statecache.sizing.model_config import DTYPE_BYTES, ENGINES, HybridModel, read_model
 from statecache.cli.output import check_output, whole_file
-from statecache.replay.schedule import PrefixTree
+from statecache.errors import SettingsError, on_one_line
 from statecache.replay.report import TraceIdentity
+from statecache.replay.schedule import PrefixTree
+from statecache.sizing.model_config import DTYPE_BYTES, ENGINES, HybridModel, read_model
+from statecache.sizing.splits import SLOTS_A_REQUEST, Demand, Split, best_splits, rated_splits
 from statecache.trace.format import BLOCK_TOKENS, read_trace
 
 __all__ = ["plan_command"]

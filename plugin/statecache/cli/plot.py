@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from statecache.tools.fit import Fit
     from statecache.replay.state_slots import ReplayRow
+    from statecache.tools.fit import Fit
 
 __all__ = ["check_plot", "draw_fit", "draw_hit_rates"]
 

@@ -6,14 +6,14 @@ import math
 
 import msgspec
 
-from statecache.replay.block_policies import ORDERS
-from statecache.errors import SettingsError
-from statecache.replay.schedule import ADMISSIONS
-from statecache.replay.block_pools import SLOT_POLICIES, kv_blocks_beside
-from statecache.replay.state_slots import POLICIES
-from statecache.replay.report import CostSettings, PoolSettings, ReplaySettings
 from statecache.engine.settings import parse_cost
+from statecache.errors import SettingsError
+from statecache.replay.block_policies import ORDERS
+from statecache.replay.block_pools import SLOT_POLICIES, kv_blocks_beside
+from statecache.replay.report import CostSettings, PoolSettings, ReplaySettings
+from statecache.replay.schedule import ADMISSIONS
 from statecache.replay.shared_pool import MOST_BLOCKS, POOL_ADMISSIONS
+from statecache.replay.state_slots import POLICIES
 from statecache.trace.format import BLOCK_TOKENS
 
 __all__ = ["Options", "pool_settings", "replay_settings"]

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from statecache.errors import by_reason
 from statecache.engine.settings import flag_of
+from statecache.errors import by_reason
 
 __all__ = [
     "Seam",

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache.errors import SettingsError, on_one_line
 from statecache.engine.settings_schema import (
     ADMISSIONS,
     BLOCK_ORDERS,
@@ -29,6 +28,7 @@ from statecache.engine.settings_schema import (
     number_in,
     parse_cost,
 )
+from statecache.errors import SettingsError, on_one_line
 from statecache.index.reference import ReferenceCost
 
 if TYPE_CHECKING:

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecache import CostModel, StateIndex
-from statecache.replay.block_policies import make_order
 from statecache.errors import SettingsError
+from statecache.replay.block_policies import make_order
 from statecache.replay.leaf_kv import LeafKv
-from statecache.replay.split_pool import OwnSlots, PreorderTree
 from statecache.replay.shared_pool import Points, SharedPool
-from statecache.trace.format import BLOCK_TOKENS
+from statecache.replay.split_pool import OwnSlots, PreorderTree
 from statecache.replay.weighted_gds import WeightedStates
+from statecache.trace.format import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from statecache.replay.split_pool import States
-    from statecache.replay.schedule import PrefixTree
     from statecache.replay.report import PoolSettings
+    from statecache.replay.schedule import PrefixTree
+    from statecache.replay.split_pool import States
 
 __all__ = [
     "SLOT_POLICIES",

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 from statecache import CostModel, StateIndex
 from statecache.engine.metrics import Quiet
-from statecache.replay.schedule import KvPool, Step, admitted_blocks
-from statecache.trace.recorder import Observer
-from statecache.replay.state_slots import Player
 from statecache.engine.settings import Settings
+from statecache.replay.schedule import KvPool, Step, admitted_blocks
+from statecache.replay.state_slots import Player
 from statecache.trace.format import BLOCK_TOKENS
+from statecache.trace.recorder import Observer
 
 __all__ = ["SHADOW_POLICIES", "ShadowReplay", "begin"]
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from statecache.errors import SettingsError
-from statecache.replay.state_slots import directly_below
 from statecache.replay.shared_pool import Points, Served
+from statecache.replay.state_slots import directly_below
 from statecache.trace.format import BLOCK_TOKENS
 
 if TYPE_CHECKING:

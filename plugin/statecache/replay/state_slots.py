@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from statecache import CostModel, ReferenceIndex, StateIndex
-from statecache.replay.clairvoyant import Foresight
 from statecache.errors import SettingsError
+from statecache.replay.clairvoyant import Foresight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

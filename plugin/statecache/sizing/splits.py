@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecache.errors import SettingsError
-from statecache.sizing.model_config import HybridModel
-from statecache.replay.split_pool import PreorderTree
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
 from statecache.replay.block_pools import SlotRule, replay_pool, replay_slots
-from statecache.replay.state_slots import replay
+from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
 from statecache.replay.shared_pool import MOST_BLOCKS
+from statecache.replay.split_pool import PreorderTree
+from statecache.replay.state_slots import replay
+from statecache.sizing.model_config import HybridModel
 from statecache.trace.format import BLOCK_TOKENS
 
 if TYPE_CHECKING:

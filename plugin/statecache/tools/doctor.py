@@ -17,9 +17,9 @@ from typing import TypeVar
 
 import msgspec
 
+from statecache.errors import by_reason, on_one_line
 from statecache.tools.doctor_child import ENGINES, EngineFound, ExtensionFound, TorchFound
 from statecache.tools.doctor_server import look_at_server
-from statecache.errors import by_reason, on_one_line
 
 __all__ = ["Finding", "Report", "examine"]
 

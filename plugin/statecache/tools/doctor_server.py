@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from statecache.errors import on_one_line
 from statecache.engine.metrics import DRY_RUN
+from statecache.errors import on_one_line
 from statecache.tools.http_client import ServerAddress, ServerError
 
 __all__ = ["ServerFound", "look_at_server"]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecache.errors import SettingsError
-from statecache.trace.generate_agent import FreshBlocks
 from statecache.trace.format import BLOCK_TOKENS
+from statecache.trace.generate_agent import FreshBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

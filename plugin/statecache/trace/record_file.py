@@ -16,8 +16,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from statecache.errors import SettingsError, on_one_line
 from statecache.engine.settings import flag_of
+from statecache.errors import SettingsError, on_one_line
 
 __all__ = ["FullError", "RecordFile", "check_record_file"]
 

@@ -20,8 +20,8 @@ from typing import TypeAlias
 import msgspec
 
 from statecache.errors import on_one_line
-from statecache.trace.record_file import FullError, RecordFile
 from statecache.trace.format import BLOCK_TOKENS
+from statecache.trace.record_file import FullError, RecordFile
 
 __all__ = ["BlockIds", "Ended", "TraceRecorder"]
 

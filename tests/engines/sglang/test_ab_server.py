@@ -5,9 +5,9 @@ import shlex
 import server
 from tiny_model import make_tiny_model
 
-from support.conversations import be_patient, conversations
 from statecache.ab.bench import Bench, Cell, Trial
 from statecache.ab.server_arm import ServerArm, ServerSettings
+from support.conversations import be_patient, conversations
 
 KEY = "k3y-of-the-test"
 VARIABLES = ("PYTHONPATH", "SGLANG_USE_CPU_ENGINE", "OMP_NUM_THREADS", "HF_HUB_OFFLINE")

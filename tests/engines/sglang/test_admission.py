@@ -8,8 +8,8 @@ from cache_layer import CORES, Traffic, plugin
 from scheduled import request
 from sglang.srt.managers.schedule_policy import PrefillAdder
 
-from statecache.errors import SettingsError
 from statecache.engine.settings import Settings
+from statecache.errors import SettingsError
 
 A = list(range(1, 31))
 B = A[:20] + list(range(101, 111))

@@ -7,8 +7,8 @@ import pytest
 
 from statecache.ab.arms import Arm
 from statecache.ab.bench import Bench, Cell, Trial
-from statecache.ab.drivers.replay import CoreDriver
 from statecache.ab.drivers.cache_layer_protocol import Job
+from statecache.ab.drivers.replay import CoreDriver
 from statecache.ab.workloads import Workload
 from statecache.replay.schedule import PrefixTree
 from statecache_sglang.bench.cache_driver import play

@@ -6,8 +6,8 @@ import sys
 
 from server import STANDINS, environment
 
-from support.moved_seam import plant
 from statecache_sglang.seam_table import SEAMS, TESTED
+from support.moved_seam import plant
 
 
 def doctor(path=None):

@@ -8,13 +8,13 @@ from random_traffic import operations, perform
 from server import running
 from tiny_model import make_tiny_model
 
-from support.exposition import wait_for
+from statecache.engine.settings import Settings
 from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
 from statecache.replay.state_slots import replay
-from statecache.engine.settings import Settings
 from statecache.trace.format import read_trace
 from statecache_sglang import recording
 from statecache_sglang.recording import Recording
+from support.exposition import wait_for
 from support.waiting import wait_for_lines
 
 DRY = {"dry_run": True, "int8": True, "int8_slots": 3, "policy": "gds"}

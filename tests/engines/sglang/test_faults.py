@@ -29,11 +29,11 @@ from test_seams import in_a_fresh_process
 from tiny_model import make_tiny_model
 
 import statecache
-from support.exposition import wait_for
 from statecache.checkpoint.pool import CheckpointPool
 from statecache.trace.format import read_trace
 from statecache_sglang import reporting
 from statecache_sglang.seams import AroundPatch
+from support.exposition import wait_for
 from support.waiting import DEADLINE_SECONDS, wait_for_lines
 
 ON = {"STATECACHE_CONFIG": '{"kv_cache_plugin":"statecache"}'}

@@ -11,9 +11,9 @@ from sglang.srt.managers.schedule_policy import PrefillAdder
 from test_slot_shortage import SLOTS, fill_with_pinned
 from tiny_model import make_tiny_model
 
-from support.exposition import read, wait_for
 from statecache.tools.doctor_server import look_at_server
 from statecache_sglang import pool_seams, reporting
+from support.exposition import read, wait_for
 
 
 def numbered(start: int, tokens: int = 10) -> list[int]:

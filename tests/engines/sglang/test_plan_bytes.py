@@ -14,11 +14,11 @@ from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs
 
-from support.model_configs import PUBLISHED
-from statecache.sizing.splits import Demand, rated_splits
-from statecache.sizing.model_config import read_model
-from statecache.replay.schedule import PrefixTree
 from statecache.engine.settings import add_flags
+from statecache.replay.schedule import PrefixTree
+from statecache.sizing.model_config import read_model
+from statecache.sizing.splits import Demand, rated_splits
+from support.model_configs import PUBLISHED
 
 CLASSES = {
     "qwen3_next": Qwen3NextConfig,

@@ -10,11 +10,11 @@ from server import refused, running
 from sglang.srt.runtime_context import get_parallel
 from tiny_model import make_tiny_model
 
-from statecache.replay.schedule import PrefixTree
-from statecache.trace.recorder import BlockIds
 from statecache.engine.seams import probe
 from statecache.engine.settings import Settings
+from statecache.replay.schedule import PrefixTree
 from statecache.trace.format import read_trace
+from statecache.trace.recorder import BlockIds
 from statecache_sglang import record_seams, recording
 from statecache_sglang.recording import Recording
 from support.waiting import DEADLINE_SECONDS, wait_for_lines

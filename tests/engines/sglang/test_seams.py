@@ -16,8 +16,8 @@ from statecache.engine.seams import Seam, SeamError, probe
 from statecache.engine.settings import Settings
 from statecache_sglang import seam_table, seams
 from statecache_sglang.install import install
-from statecache_sglang.unsupported import REFUSED
 from statecache_sglang.seam_table import SEAMS, TESTED
+from statecache_sglang.unsupported import REFUSED
 
 ON = {"kv_cache_plugin": "statecache"}
 

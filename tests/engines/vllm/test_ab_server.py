@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from support.conversations import be_patient, conversations
 from statecache.ab.bench import Bench, Cell, Trial
 from statecache.ab.server_arm import ServerArm, ServerSettings
+from support.conversations import be_patient, conversations
 
 FLAGS = "--dtype bfloat16 --enforce-eager --block-size 32 --max-model-len 1024 --max-num-seqs 4"
 FLAGS += " --max-num-batched-tokens 256 --num-gpu-blocks-override 200 --seed 0"

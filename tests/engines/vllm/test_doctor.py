@@ -5,8 +5,8 @@ import os
 import subprocess
 import sys
 
-from support.moved_seam import plant
 from statecache_vllm.seam_table import SEAMS, TESTED
+from support.moved_seam import plant
 
 
 def doctor(path=None):

@@ -10,11 +10,11 @@ from test_server import ask, serve
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
-from support.exposition import wait_for
-from statecache.tools.doctor_server import look_at_server
 from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
 from statecache.replay.state_slots import replay
+from statecache.tools.doctor_server import look_at_server
 from statecache.trace.format import read_trace
+from support.exposition import wait_for
 
 DRY = {"dry_run": True, "checkpoints": "native", "checkpoint_slots": 6, "block_order": "reuse"}
 

@@ -16,8 +16,8 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from statecache._blocks import BlockHashIndex, BlockQueue, FifoQueue, ReuseQueue
 from statecache.checkpoint.pool import CheckpointPool
 from statecache_vllm import seams
-from statecache_vllm.checkpoints import CheckpointBook
 from statecache_vllm.checkpoint_store import CheckpointStore
+from statecache_vllm.checkpoints import CheckpointBook
 from statecache_vllm.gds_queue import GdsQueue
 from statecache_vllm.guard import vllms_own_map
 from statecache_vllm.proven import ProvenRequests

@@ -10,10 +10,10 @@ from scheduled import Run, traffic, without_states, words
 from test_server import ask, serve
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
-from support.exposition import read, wait_for
 from statecache.tools.doctor_server import look_at_server
 from statecache_vllm.connector import StateCacheConnector
 from statecache_vllm.reporting import StateStats
+from support.exposition import read, wait_for
 
 POOL = {"checkpoints": "native", "checkpoint_slots": 4}
 

@@ -16,11 +16,11 @@ from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec
 
-from support.model_configs import PUBLISHED
-from statecache.sizing.splits import Demand, rated_splits
-from statecache.sizing.model_config import read_model
 from statecache.replay.schedule import PrefixTree
+from statecache.sizing.model_config import read_model
+from statecache.sizing.splits import Demand, rated_splits
 from statecache_vllm import adapter
+from support.model_configs import PUBLISHED
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

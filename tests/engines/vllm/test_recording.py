@@ -17,8 +17,8 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request, RequestStatus
 
 from statecache.replay.schedule import PrefixTree
-from statecache.trace.recorder import BlockIds
 from statecache.trace.format import read_trace
+from statecache.trace.recorder import BlockIds
 from statecache_vllm import recording
 from support.waiting import DEADLINE_SECONDS, wait_for_lines
 

@@ -9,8 +9,8 @@ from vllm.v1.core.block_pool import BlockPool
 
 from statecache.engine.settings import Settings
 from statecache_vllm import seams
-from statecache_vllm.prefill_chunks import end_chunks
 from statecache_vllm.guard import Guard
+from statecache_vllm.prefill_chunks import end_chunks
 from statecache_vllm.state_tree import StateTree
 
 BLOCK = 16

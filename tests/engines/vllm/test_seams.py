@@ -13,14 +13,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import supports_hma
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-from statecache.errors import SettingsError
 from statecache.engine.seams import Seam, SeamError, probe
 from statecache.engine.settings import Settings
+from statecache.errors import SettingsError
 from statecache_vllm import adapter, seam_table, seams
 from statecache_vllm import unsupported as refusals
 from statecache_vllm.install import check_seams
-from statecache_vllm.unsupported import REFUSED
 from statecache_vllm.seam_table import SEAMS, TESTED
+from statecache_vllm.unsupported import REFUSED
 
 ON = {"kv_cache_plugin": "statecache"}
 

@@ -17,8 +17,8 @@ from engine import document, run, texts
 from test_faults import broken_copy
 from test_server import ask, serve, start
 
-from support.exposition import read, wait_for
 from statecache.trace.format import read_trace
+from support.exposition import read, wait_for
 from support.waiting import DEADLINE_SECONDS, wait_for_lines
 
 ON = ("--kv-cache-plugin", "statecache")

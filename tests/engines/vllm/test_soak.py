@@ -12,8 +12,8 @@ import pytest
 import tiny_models
 from scheduled import Run, traffic
 
-from support import soak
 from statecache_vllm import seams
+from support import soak
 
 POOL = {"checkpoints": "native", "checkpoint_slots": 16}
 KINDS = {

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from statecache.ab.server_results import Answered, Answers, server_run
 from statecache.ab.arms import Arm
 from statecache.ab.drivers.process_memory import MemoryWatch, tree_bytes
-from statecache.ab.results import MEASURES, Played, Run, Served, run_of
 from statecache.ab.drivers.server_metrics import Counters, counters_between, read_counters
+from statecache.ab.results import MEASURES, Played, Run, Served, run_of
+from statecache.ab.server_results import Answered, Answers, server_run
 from statecache.ab.statistics import Pair, compare
 from statecache.errors import SettingsError
 from support.waiting import wait_until

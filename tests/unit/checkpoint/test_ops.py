@@ -6,7 +6,6 @@ import sys
 import pytest
 import torch
 
-from support.checkpoint_cases import DTYPES, LAYERS, SLOTS, make_state, pool_tensors, same_bits
 from statecache.checkpoint import ops as checkpoint_copies
 from statecache.checkpoint.ops import (
     NON_FINITE,
@@ -15,6 +14,7 @@ from statecache.checkpoint.ops import (
     native_copies,
     plain_copies,
 )
+from support.checkpoint_cases import DTYPES, LAYERS, SLOTS, make_state, pool_tensors, same_bits
 
 SHAPES = [
     (1, 64, 64),

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from support.checkpoint_cases import DTYPES, check_a_pool, is_close, make_state, same_bits
 from statecache.checkpoint import pool as checkpoint_pool
 from statecache.checkpoint.ops import native_copies, plain_copies
 from statecache.checkpoint.pool import (
@@ -16,6 +15,7 @@ from statecache.checkpoint.pool import (
     SideState,
     estimate_bytes,
 )
+from support.checkpoint_cases import DTYPES, check_a_pool, is_close, make_state, same_bits
 
 L, S, H, V, K = 3, 6, 2, 16, 24
 

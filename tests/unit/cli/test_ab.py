@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from support.replay_support import COMMAND, assert_one_line, run, with_default_signals, write_trace
 from statecache.ab.bench import Bench
-from statecache.cli.ab import ab_command
 from statecache.ab.report.result import Raw
 from statecache.ab.workloads import SIZES
+from statecache.cli.ab import ab_command
+from support.replay_support import COMMAND, assert_one_line, run, with_default_signals, write_trace
 from support.waiting import DEADLINE_SECONDS, wait_until
 
 ARMS = ("--arm", "lru:policy=lru,slots=16", "--arm", "gds:policy=gds,slots=16")

@@ -17,19 +17,19 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
+from statecache.ab.bench import Bench, Cell, Trial
+from statecache.ab.drivers import server_client
+from statecache.ab.drivers.server import Server
+from statecache.ab.drivers.servers import Servers
+from statecache.ab.plans import read_plan
+from statecache.ab.server_arm import ServerArm, ServerSettings
+from statecache.ab.server_results import Answers
+from statecache.ab.workloads import Workload
+from statecache.cli.ab import ab_command
+from statecache.errors import SettingsError
 from support.ab_servers import ASKING, PROGRAM, WORK, attached, plan, result_of
 from support.replay_support import COMMAND, assert_one_line, run, with_default_signals
 from support.stand_in_server import standing_in
-from statecache.ab.drivers import server_client
-from statecache.ab.server_results import Answers
-from statecache.ab.bench import Bench, Cell, Trial
-from statecache.cli.ab import ab_command
-from statecache.ab.plans import read_plan
-from statecache.ab.drivers.server import Server
-from statecache.ab.server_arm import ServerArm, ServerSettings
-from statecache.ab.drivers.servers import Servers
-from statecache.ab.workloads import Workload
-from statecache.errors import SettingsError
 from support.waiting import DEADLINE_SECONDS, Clock, wait_until
 
 

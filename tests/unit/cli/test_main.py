@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 import statecache
-from support.replay_support import COMMAND, assert_one_line, replay_prompts, run, write_trace
 from statecache.replay.report import row_table
 from statecache.trace.format import Request
+from support.replay_support import COMMAND, assert_one_line, replay_prompts, run, write_trace
 
 PROMPTS = [[1, 2], [3, 4], [1, 2, 5], [3, 4, 6], [1, 2, 7]]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from statecache.errors import SettingsError
 from statecache.cli.output import check_output, whole_file
+from statecache.errors import SettingsError
 
 LONGEST = "n" * 255
 

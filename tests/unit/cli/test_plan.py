@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from support.model_configs import PUBLISHED, QWEN3_NEXT
-from support.replay_support import write_trace
-from statecache.sizing.splits import Demand, Split, best_splits, rated_splits
-from statecache.sizing.model_config import read_model
 from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
 from statecache.replay.state_slots import replay
+from statecache.sizing.model_config import read_model
+from statecache.sizing.splits import Demand, Split, best_splits, rated_splits
 from statecache.trace.format import read_trace
+from support.model_configs import PUBLISHED, QWEN3_NEXT
+from support.replay_support import write_trace
 
 GIB = 2**30
 STATE, INT8, TOKEN = 77_266_944, 21_233_664, 24_576  # see test_model_config

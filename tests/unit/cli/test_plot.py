@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from support.replay_support import replay_prompts
-from statecache.errors import SettingsError
 from statecache.cli.plot import _figure, check_plot, draw_hit_rates
+from statecache.errors import SettingsError
+from support.replay_support import replay_prompts
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: plot)")
 

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from statecache.errors import SettingsError
 from statecache.engine.settings import FIELDS, POLICIES, Settings, add_flags, flag_of, given_on
+from statecache.errors import SettingsError
 
 ON = {"kv_cache_plugin": "statecache"}
 

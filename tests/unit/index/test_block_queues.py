@@ -8,9 +8,9 @@ import weakref
 
 import pytest
 
-from support.block_pool import Block, Pool
 from statecache import StateIndex
 from statecache._blocks import BlockHashIndex, FifoQueue, GdsQueue, ReuseQueue
+from support.block_pool import Block, Pool
 
 
 def pool_of(total, queue_of, *more):

@@ -7,12 +7,12 @@ from array import array
 import pytest
 
 from statecache import CostModel
-from statecache.trace.generate_mixed import MixedWorkload, mixed_lines
+from statecache.engine.settings import Settings
 from statecache.index.keyed_index import KnownKeys, NamedIndex, TokenPrefixes
 from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
 from statecache.replay.state_slots import serve
-from statecache.engine.settings import Settings
 from statecache.trace.format import BLOCK_TOKENS, read_trace
+from statecache.trace.generate_mixed import MixedWorkload, mixed_lines
 from statecache_vllm.checkpoints import CheckpointBook
 
 

@@ -5,11 +5,11 @@ import random
 import msgspec
 import pytest
 
-from support.replay_support import replay_prompts, trace_of
-from statecache.trace.generate_agent import AgentWorkload, agent_lines
 from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
 from statecache.replay.state_slots import ReplayRow, replay
 from statecache.trace.format import Request
+from statecache.trace.generate_agent import AgentWorkload, agent_lines
+from support.replay_support import replay_prompts, trace_of
 
 
 def play(prompts: str, slots: int, policy: str, kv_blocks: int | None = None) -> ReplayRow:

@@ -4,12 +4,12 @@ import logging
 
 import pytest
 
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
-from statecache.trace.recorder import Ended, TraceRecorder
-from statecache.replay.state_slots import replay
 from statecache.engine.settings import Settings
 from statecache.replay.online import begin
+from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.state_slots import replay
 from statecache.trace.format import read_trace
+from statecache.trace.recorder import Ended, TraceRecorder
 
 LOG = logging.getLogger("statecache.test")
 ON = {"kv_cache_plugin": "statecache", "dry_run": True}

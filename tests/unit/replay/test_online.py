@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from support.replay_support import needs_recorded, recorded_tree
 from statecache import CostModel
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
-from statecache.trace.recorder import BlockIds, Ended
-from statecache.replay.state_slots import replay
 from statecache.replay.online import SHADOW_POLICIES, ShadowReplay, _Tree
+from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.state_slots import replay
 from statecache.trace.format import Request, Trace
+from statecache.trace.recorder import BlockIds, Ended
+from support.replay_support import needs_recorded, recorded_tree
 
 COST = CostModel()
 

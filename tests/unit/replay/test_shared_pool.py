@@ -6,9 +6,9 @@ and one for the state it decodes with. It lets go: the last two, its state, its 
 
 import pytest
 
-from support.pool_support import Shared
-from statecache.replay.block_policies import ReuseOrder
 from statecache.errors import SettingsError
+from statecache.replay.block_policies import ReuseOrder
+from support.pool_support import Shared
 
 
 def test_blocks_are_let_go_states_first_then_kv_from_the_end() -> None:

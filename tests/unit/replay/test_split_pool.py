@@ -2,10 +2,10 @@
 
 import pytest
 
-from support.pool_support import play_slots, tree_of
 from statecache.errors import SettingsError
-from statecache.replay.split_pool import PreorderTree
 from statecache.replay.block_pools import SlotRule, kv_blocks_beside, replay_slots
+from statecache.replay.split_pool import PreorderTree
+from support.pool_support import play_slots, tree_of
 
 
 def test_the_tree_is_renumbered_in_preorder() -> None:

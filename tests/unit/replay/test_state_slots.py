@@ -5,12 +5,12 @@ Tokens are given in blocks of 512.
 
 import pytest
 
-from support.replay_support import replay_prompts
 from statecache import CostModel
 from statecache.errors import SettingsError
 from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
 from statecache.replay.state_slots import ReplayRow, replay
 from statecache.trace.format import Request, Trace
+from support.replay_support import replay_prompts
 
 
 def play(

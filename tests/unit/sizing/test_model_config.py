@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from statecache.errors import SettingsError
+from statecache.sizing.model_config import HybridModel, read_model
 from support.model_configs import (
     FALCON_H1_1_5B,
     GRANITE_4_TINY,
@@ -14,8 +16,6 @@ from support.model_configs import (
     QWEN3_5,
     QWEN3_NEXT,
 )
-from statecache.errors import SettingsError
-from statecache.sizing.model_config import HybridModel, read_model
 
 
 def read(folder: Path, keys: object, ranks: int = 1) -> HybridModel:

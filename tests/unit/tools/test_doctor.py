@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import statecache
-from support.replay_support import assert_one_line, run
-from statecache.tools.doctor_server import look_at_server
 from statecache.engine.seams import Seam, SeamError, check
+from statecache.tools.doctor_server import look_at_server
+from support.replay_support import assert_one_line, run
 
 INSTALLED = Path(statecache.__file__).parent
 WITHOUT_ENGINE = pytest.mark.skipif(

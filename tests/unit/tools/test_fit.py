@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from support.replay_support import assert_one_line, run
-from statecache.tools import fit_server
-from statecache.errors import SettingsError
-from statecache.tools.fit import Measurement, fit_cost, read_measurements
 from statecache.cli.fit import fit_command
+from statecache.errors import SettingsError
+from statecache.tools import fit_server
+from statecache.tools.fit import Measurement, fit_cost, read_measurements
 from statecache.tools.fit_server import default_lengths
+from support.replay_support import assert_one_line, run
 from support.waiting import Clock
 
 pytest.importorskip("scipy")

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from support.replay_support import assert_one_line, run
+from statecache.errors import SettingsError
 from statecache.tools import doctor_server
 from statecache.tools.doctor_server import look_at_server
-from statecache.errors import SettingsError
 from statecache.tools.fit_server import PrefillServer
 from statecache.tools.http_client import ServerAddress, ServerError, without_user
+from support.replay_support import assert_one_line, run
 from support.waiting import DEADLINE_SECONDS, wait_until
 
 DEEP = "[" * 200_000
@@ -236,9 +236,9 @@ def test_an_address_without_a_user_is_shown_as_it_is() -> None:
 
 def test_ab_takes_json_nested_too_deeply_for_no_answer(tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
-    from statecache.ab.server_arm import ServerArm
     from statecache.ab.drivers.server_client import Client
     from statecache.ab.drivers.server_model import served_model, vocabulary_of
+    from statecache.ab.server_arm import ServerArm
 
     (tmp_path / "config.json").write_text('{"text_config":' * 200_000)
     assert vocabulary_of(str(tmp_path)) is None

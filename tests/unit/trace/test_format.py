@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from support.replay_support import write_trace
-from statecache.trace import format as trace_module
 from statecache.errors import SettingsError, TraceError
+from statecache.trace import format as trace_module
 from statecache.trace.format import Request, read_trace
+from support.replay_support import write_trace
 
 GOOD = {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3]}
 

@@ -18,9 +18,9 @@ from statecache.ab.workloads import Workload
 from statecache.cli.main import main
 from statecache.errors import SettingsError
 from statecache.replay.schedule import PrefixTree
-from statecache.trace.recorder import BlockIds, Ended, TraceRecorder
-from statecache.trace.record_file import check_record_file
 from statecache.trace.format import read_trace
+from statecache.trace.record_file import check_record_file
+from statecache.trace.recorder import BlockIds, Ended, TraceRecorder
 from support.waiting import DEADLINE_SECONDS, wait_until
 
 LOG = logging.getLogger("statecache.test")

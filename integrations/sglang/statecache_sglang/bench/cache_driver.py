@@ -24,8 +24,8 @@ from typing import Any
 from statecache.ab.arms import Arm
 from statecache.ab.drivers.cache_layer_protocol import Job, answer_jobs
 from statecache.ab.results import Played, Served
-from statecache.replay.schedule import admitted_blocks
 from statecache.engine.settings import Settings
+from statecache.replay.schedule import admitted_blocks
 from statecache.trace.format import BLOCK_TOKENS
 
 __all__ = ["main", "play", "serve"]

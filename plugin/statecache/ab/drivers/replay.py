@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from statecache.ab.results import Played, Served
 from statecache.replay.block_policies import make_order
 from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
-from statecache.replay.state_slots import serve
 from statecache.replay.shared_pool import Points, SharedPool
+from statecache.replay.state_slots import serve
 from statecache.trace.format import BLOCK_TOKENS
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecache.ab.server_results import Answered, Answers
 from statecache.ab.drivers.block_tokens import BlockTokens
 from statecache.ab.drivers.cache_layer import ArmError
 from statecache.ab.drivers.interrupts import interrupts_put_off
@@ -25,6 +24,7 @@ from statecache.ab.drivers.server_metrics import (
 )
 from statecache.ab.drivers.server_model import ServedModel, served_model
 from statecache.ab.drivers.server_process import ServerProcess
+from statecache.ab.server_results import Answered, Answers
 from statecache.trace.format import BLOCK_TOKENS
 
 if TYPE_CHECKING:

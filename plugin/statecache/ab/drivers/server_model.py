@@ -12,8 +12,8 @@ import msgspec
 from statecache.ab.drivers.server_client import RequestError
 
 if TYPE_CHECKING:
-    from statecache.ab.server_arm import ServerArm
     from statecache.ab.drivers.server_client import Client
+    from statecache.ab.server_arm import ServerArm
 
 __all__ = ["ServedModel", "served_model", "vocabulary_of"]
 

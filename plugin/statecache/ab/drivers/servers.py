@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from statecache.ab.server_results import Answers
     from statecache.ab.bench import Cell, Trial
+    from statecache.ab.server_results import Answers
 
 __all__ = ["Servers"]
 

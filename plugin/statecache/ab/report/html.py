@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecache.ab.report.charts import LINES, line_chart, share_chart
-from statecache.ab.results import MEASURES
 from statecache.ab.report.result import failure_lines, interval_of, number_text
+from statecache.ab.results import MEASURES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from statecache.ab.results import Run
     from statecache.ab.report.result import Result
+    from statecache.ab.results import Run
     from statecache.ab.statistics import Comparison
 
 __all__ = ["report_page"]

@@ -14,9 +14,9 @@ import msgspec
 from rich.table import Table
 
 from statecache import __version__
-from statecache.ab.server_results import Answers
 from statecache.ab.bench import Failure, Trial
 from statecache.ab.results import Played, Run
+from statecache.ab.server_results import Answers
 from statecache.ab.statistics import Comparison
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from support.replay_support import COMMAND, assert_one_line, run
-from statecache.ab.drivers import cache_layer as cache
 from statecache.ab.arms import Arm
 from statecache.ab.bench import Bench, Cell, Trial
+from statecache.ab.drivers import cache_layer as cache
 from statecache.ab.drivers.cache_layer import ArmError, EngineProcess
 from statecache.ab.workloads import Workload
+from support.replay_support import COMMAND, assert_one_line, run
 from support.waiting import DEADLINE_SECONDS, wait_until
 
 HELLO = """echo '{"version":"9.9"}'"""

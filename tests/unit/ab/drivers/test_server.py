@@ -12,20 +12,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from support.stand_in_server import VOCABULARY, StandIn, standing_in
 from statecache.ab.drivers import server_process
-from statecache.ab.server_results import Answered, Answers, server_run
 from statecache.ab.drivers.block_tokens import BlockTokens
 from statecache.ab.drivers.cache_layer import ArmError
-from statecache.ab.results import Run
 from statecache.ab.drivers.server import Server
-from statecache.ab.server_arm import ServerArm, ServerSettings
 from statecache.ab.drivers.server_load import at_their_times
 from statecache.ab.drivers.server_model import vocabulary_of
 from statecache.ab.drivers.server_process import ServerProcess
+from statecache.ab.results import Run
+from statecache.ab.server_arm import ServerArm, ServerSettings
+from statecache.ab.server_results import Answered, Answers, server_run
 from statecache.ab.statistics import Pair, compare, default_repeats
 from statecache.ab.workloads import Workload
 from statecache.errors import SettingsError
+from support.stand_in_server import VOCABULARY, StandIn, standing_in
 from support.waiting import wait_until
 
 # Session, milliseconds, blocks, tokens of the answer.

@@ -6,10 +6,10 @@ import os
 import re
 from pathlib import Path
 
+from statecache.ab.plans import read_plan
 from support.ab_servers import ASKING, PROGRAM, attached, plan, result_of
 from support.replay_support import assert_one_line, run
 from support.stand_in_server import StandIn, answer_to, standing_in
-from statecache.ab.plans import read_plan
 
 CHAT = "agent:sessions=2,turns=3,loop=closed,at_once=1"
 CHATTING = ("--workload", CHAT, "--servers", "tokens_a_block=8,output_tokens=5", "--repeats", 1)

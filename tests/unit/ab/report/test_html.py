@@ -9,15 +9,15 @@ from typing import Any
 import numpy
 import pytest
 
-from support.browser import PROGRAM, browsing
-from support.replay_support import run
-from statecache.ab.server_results import Answered, Answers, server_run
 from statecache.ab.bench import Cell, Failure, Trial
-from statecache.ab.report.html import report_page
 from statecache.ab.report.charts import LINES, line_chart, share_chart
+from statecache.ab.report.html import report_page
 from statecache.ab.report.result import Machine, Result
 from statecache.ab.server_arm import ServerArm
+from statecache.ab.server_results import Answered, Answers, server_run
 from statecache.ab.workloads import Workload
+from support.browser import PROGRAM, browsing
+from support.replay_support import run
 
 NAME = "a<b>&"
 needs_browser = pytest.mark.skipif(PROGRAM is None, reason="no browser here")
