@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from statecache.checkpoint import reference
@@ -26,7 +26,12 @@ def round_trip(state):
 
 
 @pytest.mark.parametrize("dtype", list(BOUND))
-@settings(max_examples=60, deadline=None)
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(data=st.data())
 def test_one_round_trip(dtype, data):
     width = {torch.float32: 32, torch.float16: 16, torch.bfloat16: 32}[dtype]

@@ -1,6 +1,6 @@
 """The replay equals the plain one, total by total, on any small workload."""
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.replay_oracle import oracle
@@ -22,7 +22,12 @@ def growing_prompts(draw: st.DrawFn) -> list[list[int]]:
 
 
 def test_every_total_equals_the_plain_replay(share: float) -> None:
-    @settings(deadline=None, max_examples=int(600 * share), derandomize=True)
+    @settings(
+        max_examples=int(600 * share),
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     @given(
         prompts=PROMPTS | growing_prompts(),
         policy=st.sampled_from(["lru", "gds"]),

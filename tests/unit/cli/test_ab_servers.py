@@ -5,6 +5,7 @@ import gzip
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -117,7 +118,8 @@ def test_a_server_that_dies_is_left_out_and_none_is_left_behind(more: str, tmp_p
     (failure,) = result_of(tmp_path / "out")["failures"]
     log = tmp_path / "out" / "server-bad.log"
     assert failure["arm"] == "bad"
-    assert failure["reason"].startswith("request 9 failed: ")
+    # The ninth, or one after it where the machine is slow to end the process.
+    assert re.match(r"request (9|1\d) failed: ", failure["reason"])
     assert failure["reason"].endswith(f"the server ended with status 7; {log}: the last | words")
     assert f"distinct-prefixes, arm bad left out: {failure['reason']}" in done.stderr
     assert [one["arm"] for one in result_of(tmp_path / "out")["runs"]] == ["a", "b"]

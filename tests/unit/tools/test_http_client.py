@@ -61,11 +61,13 @@ def raw_server(*replies: bytes | Callable[[socket.socket], None]):
 
 
 def drip(start: bytes) -> Callable[[socket.socket], None]:
-    """After `start` a byte at a time, until nobody listens any more or the test has ended."""
+    """After `start` a byte at a time, until nobody listens, the test has ended or failed."""
 
     def send(connection: socket.socket) -> None:
         connection.sendall(start)
-        while not over.wait(0.02):
+        for _ in range(50 * DEADLINE_SECONDS):
+            if over.wait(0.02):
+                return
             connection.sendall(b"x")
 
     return send
