@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from statecache.trace.format import recorder as record
+from statecache.trace import recorder
 from support.waiting import DEADLINE_SECONDS
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True, scope="session")
 def patient_recorders() -> None:
     """Closing a recorder waits until all is written, also on a busy machine."""
-    record._CLOSE_SECONDS = DEADLINE_SECONDS
+    recorder._CLOSE_SECONDS = DEADLINE_SECONDS
 
 
 @pytest.fixture

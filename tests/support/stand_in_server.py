@@ -13,6 +13,8 @@ them; with the variable STAND_IN_KEY in its environment it asks for that key, an
 log.
 """
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 import os
@@ -21,12 +23,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
 
-from support.waiting import Clock
+if TYPE_CHECKING:
+    from support.waiting import Clock
 
 BLOCK = 4
 VOCABULARY = 1000
