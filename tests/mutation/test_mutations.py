@@ -13,20 +13,8 @@ import pybind11
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "cpp" / "src"
-SOURCES = (
-    "policies",
-    "tree_index",
-    "gds_index",
-    "lru_index",
-    "invariants",
-    "point_tree",
-    "learned_table",
-    "tracked_states",
-    "bucket_heaps",
-    "learned_index",
-    "shadow_selector",
-)
+FOLDER = ROOT / "cpp" / "src" / "index"
+SOURCES = sorted(path.stem for path in FOLDER.glob("*.cpp"))
 RULES = "tests/unit/index/test_index_rules.py"
 DIFFERENTIAL = "tests/property/test_index_against_reference.py::test_long_run[1-100000]"
 LEARNED = [

@@ -8,11 +8,11 @@ import pytest
 from statecache.index.learned_guard import ORDERS
 from support.learned_pair import BLOCK, LearnedPair, PromptTree, disturb, serve_prompt
 
-RUNS = [  # seed, events, slots, slots of the guard, ghosts, points, branching
+RUNS = [  # seed, events, slots, slots of the shadows, ghosts, points, branching
     (0, 60_000, 8, 8, 24, 60, 0.1),
     (1, 60_000, 20, 20, 40, 90, 0.5),
     (2, 40_000, 12, None, 4096, 60, 0.3),
-    (3, 36_000, 24, 12, 16, 120, 0.9),  # the guard has fewer slots than the caller uses
+    (3, 36_000, 24, 12, 16, 120, 0.9),  # the shadows have fewer slots than the caller uses
     # What planted errors must fail.
     (4, 4_000, 8, 6, 12, 50, 0.3),
     (6, 4_000, 8, 6, 24, 80, 0.5),
@@ -23,12 +23,14 @@ def test_there_are_enough_events() -> None:
     assert sum(events for _, events, *_ in RUNS) >= 200_000
 
 
-@pytest.mark.parametrize(("seed", "events", "slots", "guard", "ghosts", "points", "branch"), RUNS)
+@pytest.mark.parametrize(
+    ("seed", "events", "slots", "shadow_slots", "ghosts", "points", "branch"), RUNS
+)
 def test_same_victims(
     seed: int,
     events: int,
     slots: int,
-    guard: int | None,
+    shadow_slots: int | None,
     ghosts: int,
     points: int,
     branch: float,
@@ -36,7 +38,7 @@ def test_same_victims(
 ) -> None:
     rng = random.Random(seed)
     tree = PromptTree(rng, points, branch)
-    pair = LearnedPair(guard, ghosts, [(1.862e-5, 3.33e-6), (1.0, 0.0)][seed % 2])
+    pair = LearnedPair(shadow_slots, ghosts, [(1.862e-5, 3.33e-6), (1.0, 0.0)][seed % 2])
     served = 0
     while pair.events < events * share:
         serve_prompt(pair, tree, rng, slots)
@@ -65,14 +67,14 @@ PHASES = [  # size of a context, times of each phase, orders followed, homes
 def test_same_order_through_phases(
     size: int, times: tuple[int, ...], followed: list[str], homes: list[int]
 ) -> None:
-    """The guard moves home, and follows another order than that of its home for a while.
+    """The baseline moves, and another order than that of the baseline is active for a while.
 
     First a deep context between short prompts, as gds likes it; then prompts that go on after two
     longer ones, as lru does; then the first again.
     """
     pair = LearnedPair(3, 64)
-    guard = pair.reference._guard
-    assert guard is not None
+    selector = pair.reference._selector
+    assert selector is not None
     fresh = itertools.count(10)
     orders, lived, away = ["learned"], [0], False
 
@@ -82,10 +84,10 @@ def test_same_order_through_phases(
         keys = [key, *(next(fresh) for _ in blocks[1:])]
         depths = [BLOCK * depth for depth in blocks]
         pair.call("on_prompt", keys, depths, len(keys) - 1, keys)
-        for seen, now in ((orders, pair.native.order), (lived, guard._home)):
+        for seen, now in ((orders, pair.native.order), (lived, selector._baseline)):
             if seen[-1] != now:
                 seen.append(now)
-        away |= pair.native.order != ORDERS[guard._home]
+        away |= pair.native.order != ORDERS[selector._baseline]
         return key
 
     for phase, count in zip(("gds", "lru", "gds"), times, strict=True):

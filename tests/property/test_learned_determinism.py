@@ -38,8 +38,8 @@ class Logged:
 
     def evict(self, n):
         victims = self._index.evict(n)
-        prices = [self._index.rank(v).hex() for v in victims if v in self._index]
-        print(victims, self._index.watermark.hex(), self._index.order, prices)
+        ranks = [self._index.rank(v).hex() for v in victims if v in self._index]
+        print(victims, self._index.watermark.hex(), self._index.order, ranks)
         return victims
 
 
@@ -81,10 +81,7 @@ def test_two_builds_give_identical_logs(trace: Path, tmp_path: Path) -> None:
 def build(level: str, folder: Path) -> Path:
     sources = [
         ROOT / "cpp" / "bindings" / "index_module.cpp",
-        *(ROOT / "cpp" / "src" / f"{name}.cpp" for name in ("state_index", "invariants")),
-        *(ROOT / "cpp" / "src" / f"{name}.cpp" for name in ("point_tree", "members")),
-        *sorted((ROOT / "cpp" / "src").glob("learned_*.cpp")),
-        ROOT / "cpp" / "src" / "cell_heaps.cpp",
+        *sorted((ROOT / "cpp" / "src" / "index").glob("*.cpp")),
     ]
     module = folder / level / f"_index{sysconfig.get_config_var('EXT_SUFFIX')}"
     module.parent.mkdir()

@@ -38,8 +38,8 @@ class LearnedPair:
         assert len(self.native) == len(self.reference)
         assert self.native.ghosts == self.reference.ghosts
         assert self.native.points == self.reference.points
-        for state, (price, _) in self.reference._values().items():
-            assert self.native.rank(state) == price
+        for state, (rank, _) in self.reference._values().items():
+            assert self.native.rank(state) == rank
 
 
 def _outcome(call: Callable[..., object], args: tuple[object, ...], more: dict) -> object:

@@ -1,4 +1,4 @@
-"""The guard of the plain form of `learned`: three caches without data beside the real one."""
+"""Three caches without data beside the real one: what the plain form of `learned` follows."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from statecache.index.reference import ReferenceCost, ReferenceIndex
 if TYPE_CHECKING:
     from statecache.index.learned_reference import LearnedReference
 
-__all__ = ["Guard", "ORDERS"]
+__all__ = ["ShadowSelector", "ORDERS"]
 
 ORDERS = ("learned", "gds", "lru")
 DECAY = 0.9945994234836332  # halves in 128 requests
 LONG_DECAY = 0.9996616064962437  # in 2,048
-LEAD = 1.15  # by how much another order must be ahead to be followed
-LONG_LEAD = 1.01  # and in the long run to be home in the place of learned
+LEAD = 1.15  # by how much another order must be ahead to be active
+LONG_LEAD = 1.01  # and in the long run to be the baseline in the place of learned
 
 
-class Guard:
-    """Plays every request on three caches of `slots` states, and says whose order to follow.
+class ShadowSelector:
+    """Plays every prompt on three caches of `slots` states, and says whose order is to be active.
 
-    Home is who saved most in the long run; from there another order is followed while it is well
-    ahead of late. A request's states are set when the next request comes, after whatever was
-    dropped in between.
+    The baseline is the one that saved most in the long run; another one is active in its place
+    while it is well ahead in the short term. A prompt's states are set when the next prompt comes,
+    after whatever was dropped in between.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Guard:
         self._shadows = [_Shadow(points, index, slots) for index in (learned, *others)]
         self._learned = learned
         self.gds = others[0]
-        self.saved, self.lately = [0.0] * len(ORDERS), [0.0] * len(ORDERS)
-        self._home = self._now = 0
+        self.long_term_savings, self.short_term_savings = [0.0] * len(ORDERS), [0.0] * len(ORDERS)
+        self._baseline = self._active = 0
 
     @property
     def order(self) -> str:
-        """Whose order is followed now."""
-        return ORDERS[self._now]
+        """The policy whose order is active."""
+        return ORDERS[self._active]
 
     def look_up(self, path: Sequence[Point], resumable: int, admitted: Sequence[int]) -> None:
         """Let each shadow find what it would have resumed."""
@@ -51,18 +51,19 @@ class Guard:
             shadow.look_up(path, resumable, admitted)
 
     def settle(self) -> None:
-        """Let each shadow set the states of the last request, and compare what they saved."""
+        """Let each shadow set the states of the last prompt, and compare what they saved."""
         for k, shadow in enumerate(self._shadows):
             saved = self._cost.cost(0, shadow.settle())
-            self.lately[k] = self.lately[k] * DECAY + saved
-            self.saved[k] = self.saved[k] * LONG_DECAY + saved
-        ahead = self.saved.index(max(self.saved))
-        if self.saved[ahead] > self.saved[self._home] * (1.0 if ahead == 0 else LONG_LEAD):
-            self._now = self._home = ahead
-        if self.lately[self._home] >= self.lately[self._now]:
-            self._now = self._home
-        if max(self.lately) > self.lately[self._now] * LEAD:
-            self._now = self.lately.index(max(self.lately))
+            self.short_term_savings[k] = self.short_term_savings[k] * DECAY + saved
+            self.long_term_savings[k] = self.long_term_savings[k] * LONG_DECAY + saved
+        longest, recent = self.long_term_savings, self.short_term_savings
+        ahead = longest.index(max(longest))
+        if longest[ahead] > longest[self._baseline] * (1.0 if ahead == 0 else LONG_LEAD):
+            self._active = self._baseline = ahead
+        if recent[self._baseline] >= recent[self._active]:
+            self._active = self._baseline
+        if max(recent) > recent[self._active] * LEAD:
+            self._active = recent.index(max(recent))
 
     def drop(self, key: int) -> None:
         """Forget a point whose KV is gone."""

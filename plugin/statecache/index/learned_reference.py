@@ -1,9 +1,9 @@
 """The policy `learned` in plain Python: slow, obvious, and sharing no code with the C++.
 
-Each state is ranked by the chance that it is the one resumed, for each unit of time it is kept,
-times its gain. The chance is learnt by role, kind and age. What is evicted lives on as a *ghost*,
-without data, so that eviction cannot hide what would have been resumed. A *member* is a resident
-state or a ghost; its parent among the members is the nearest shallower one on its path.
+A state's rank is the chance that it is the one resumed, for each unit of time it is kept, times
+its gain. The chance is learnt by role, kind and age. What is evicted is tracked on as a *ghost*,
+without data, so that eviction cannot hide what would have been resumed. The parent of a tracked
+state is the nearest shallower tracked state on its path.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from statecache.index.learned_guard import Guard
+from statecache.index.learned_guard import ShadowSelector
 from statecache.index.learned_points import Point, Points, points_above
 from statecache.index.learned_table import EVERY, HALVING, LearnedTable, age_bucket, floor_log2
 from statecache.index.reference import MAX_DEPTH, ReferenceCost, ReferenceIndex, _integer, _State
@@ -22,7 +22,7 @@ BLOCK_TOKENS = 512
 
 
 @dataclass(eq=False, slots=True)
-class _Member:
+class _TrackedState:
     point: Point
     end: bool = False  # of a prompt
     last: int = 0  # request of its last use
@@ -34,7 +34,8 @@ class _Member:
 class LearnedReference(ReferenceIndex):
     """`StateIndex` under `learned`: a state's id is the key of its point.
 
-    With `slots` a guard plays learned, gds and lru beside it and follows whoever saves most.
+    With `slots` it plays learned, gds and lru beside the cache, without data, and evicts in the
+    order of the one that saves most.
     """
 
     def __init__(
@@ -47,23 +48,31 @@ class LearnedReference(ReferenceIndex):
         super().__init__("gds", cost)
         self._most_ghosts = ghosts
         self._points = Points() if points is None else points
-        self._members: dict[int, _Member] = {}
+        self._tracked: dict[int, _TrackedState] = {}
         self._table = LearnedTable()
         self._requests = 0
         self._evictions = 0
         self._sources: dict[Point, int | None] = {}  # which point its request would have resumed
-        self._guard = None
+        self._selector = None
         if slots is not None:
             shadow = LearnedReference(self._cost, None, ghosts, self._points)
-            self._guard = Guard(self._points, self._cost, slots, shadow)
+            self._selector = ShadowSelector(self._points, self._cost, slots, shadow)
+
+    @property
+    def policy(self) -> str:
+        return "learned"
+
+    @property
+    def needs_prompts(self) -> bool:
+        return True
 
     @property
     def order(self) -> str:
-        return "learned" if self._guard is None else self._guard.order
+        return "learned" if self._selector is None else self._selector.order
 
     @property
     def ghosts(self) -> int:
-        return len(self._members) - len(self)
+        return len(self._tracked) - len(self)
 
     @property
     def points(self) -> int:
@@ -79,29 +88,29 @@ class LearnedReference(ReferenceIndex):
         _check_request(points, depths, resumable, admitted)
         path = self._points.offer(points, depths)
         before = self.order
-        if self._guard is not None:
-            self._guard.settle()
+        if self._selector is not None:
+            self._selector.settle()
         self.look_up(path, resumable, admitted)
-        if self._guard is not None:
-            self._guard.look_up(path, resumable, admitted)
+        if self._selector is not None:
+            self._selector.look_up(path, resumable, admitted)
             if before != self.order == "gds":
-                self._adopt(self._guard.gds)
+                self._adopt(self._selector.gds)
 
     def look_up(self, path: Sequence[Point], resumable: int, admitted: Sequence[int]) -> None:
         """Learn from a request whose path is known already."""
         now = self._requests
         if now % EVERY == 0:
             self._table.expose(
-                (role, kind, age_bucket(now - member.last))
-                for member, (role, kind) in self._classes().items()
+                (role, kind, age_bucket(now - tracked.last))
+                for tracked, (role, kind) in self._classes().items()
             )
-        resumed = next((p for p in reversed(path[:resumable]) if p.key in self._members), None)
+        resumed = next((p for p in reversed(path[:resumable]) if p.key in self._tracked), None)
         if resumed is not None:
-            member = self._members[resumed.key]
-            role, kind = self._classes()[member]
-            self._table.hit(role, kind, age_bucket(now - member.last))
-            member.last = now
-            member.superseded = 0
+            tracked = self._tracked[resumed.key]
+            role, kind = self._classes()[tracked]
+            self._table.hit(role, kind, age_bucket(now - tracked.last))
+            tracked.last = now
+            tracked.superseded = 0
         for point in path:
             if point.key in admitted:
                 self._sources[point] = None if resumed is None else resumed.key
@@ -124,47 +133,47 @@ class LearnedReference(ReferenceIndex):
         if state not in self:
             self._points.check_depth(state, depth)
         super().insert(state, depth, parent, children)
-        above = None if parent is None else self._members[parent].point
-        below = [self._members[child].point for child in children]
+        above = None if parent is None else self._tracked[parent].point
+        below = [self._tracked[child].point for child in children]
         point = self._points.ensure(state, depth, above, below)
         key = self._sources.get(point)
-        source = None if key is None else self._members.get(key)
-        member = self._members.get(state)
-        if member is None:
+        source = None if key is None else self._tracked.get(key)
+        tracked = self._tracked.get(state)
+        if tracked is None:
             point.holders += 1
-            member = self._members[state] = _Member(point)
-        member.generation = 0 if source is None else source.generation + 1
-        member.last = self._now
-        member.superseded = 0
-        member.evicted = 0
-        member.end = end
+            tracked = self._tracked[state] = _TrackedState(point)
+        tracked.generation = 0 if source is None else source.generation + 1
+        tracked.last = self._now
+        tracked.superseded = 0
+        tracked.evicted = 0
+        tracked.end = end
         if end:
-            self._supersede(member)
+            self._supersede(tracked)
 
     def touch(self, state: int, *, end: bool = False) -> None:
         super().touch(state)
-        member = self._members[state]
-        member.last = self._now
+        tracked = self._tracked[state]
+        tracked.last = self._now
         if end:
-            member.end = True
-            self._supersede(member)
+            tracked.end = True
+            self._supersede(tracked)
 
     def erase(self, state: int) -> None:
         super().erase(state)
         self._evictions += 1
-        self._members[state].evicted = self._evictions
+        self._tracked[state].evicted = self._evictions
         while self.ghosts > self._most_ghosts:
-            oldest = min((m for m in self._members.values() if m.evicted), key=lambda m: m.evicted)
+            oldest = min((m for m in self._tracked.values() if m.evicted), key=lambda m: m.evicted)
             self._forget(oldest)
 
     def drop(self, points: Iterable[int]) -> None:
         for key in [_integer(point) for point in points]:
-            if self._guard is not None:
-                self._guard.drop(key)
+            if self._selector is not None:
+                self._selector.drop(key)
             if key in self:
                 super().erase(key)
-            if key in self._members:
-                self._forget(self._members[key])
+            if key in self._tracked:
+                self._forget(self._tracked[key])
 
     def rank(self, state: int) -> float:
         return self._values()[self._resident(state).id][0]
@@ -174,33 +183,33 @@ class LearnedReference(ReferenceIndex):
             self._ranks = self._values()
         return super().next_victim()
 
-    def _order(self, state: _State) -> tuple[float, ...]:
+    def _sort_key(self, state: _State) -> tuple[float, ...]:
         if self.order == "learned":
             return *self._ranks[state.id], state.last_use
         if self.order == "lru":
             return (state.last_use,)
-        return super()._order(state)
+        return super()._sort_key(state)
 
     @property
     def _now(self) -> int:
         return max(0, self._requests - 1)
 
-    def _supersede(self, member: _Member) -> None:
-        for above in points_above(member.point):
-            if above.key in self._members:
-                self._members[above.key].superseded += 1
+    def _supersede(self, tracked: _TrackedState) -> None:
+        for above in points_above(tracked.point):
+            if above.key in self._tracked:
+                self._tracked[above.key].superseded += 1
 
-    def _forget(self, member: _Member) -> None:
-        del self._members[member.point.key]
-        self._points.release(member.point)
+    def _forget(self, tracked: _TrackedState) -> None:
+        del self._tracked[tracked.point.key]
+        self._points.release(tracked.point)
 
-    def _above(self, member: _Member) -> _Member | None:
-        above = (self._members.get(point.key) for point in points_above(member.point))
+    def _above(self, tracked: _TrackedState) -> _TrackedState | None:
+        above = (self._tracked.get(point.key) for point in points_above(tracked.point))
         return next(filter(None, above), None)
 
-    def _classes(self) -> dict[_Member, tuple[int, int]]:
-        """Return role and kind of every member."""
-        above = {member: self._above(member) for member in self._members.values()}
+    def _classes(self) -> dict[_TrackedState, tuple[int, int]]:
+        """Return role and kind of every tracked state."""
+        above = {tracked: self._above(tracked) for tracked in self._tracked.values()}
         children = dict.fromkeys(above, 0)
         for parent in above.values():
             if parent is not None:
@@ -210,17 +219,17 @@ class LearnedReference(ReferenceIndex):
     def _values(self) -> dict[int, tuple[float, float]]:
         """Return the rank and the gain of every resident state."""
         index = {
-            member: self._table.index(role, kind, age_bucket(self._now - member.last))
-            for member, (role, kind) in self._classes().items()
+            tracked: self._table.index(role, kind, age_bucket(self._now - tracked.last))
+            for tracked, (role, kind) in self._classes().items()
         }
         best = {m.point.key: i for m, i in index.items() if not m.evicted}
-        for ghost, worth in index.items():
+        for ghost, of_ghost in index.items():
             if not ghost.evicted:
                 continue
-            heir = next((p.key for p in points_above(ghost.point) if p.key in best), None)
-            if heir is not None:
-                best[heir] = max(best[heir], worth)
-        return {key: (worth * self._gain(key), self._gain(key)) for key, worth in best.items()}
+            inheritor = next((p.key for p in points_above(ghost.point) if p.key in best), None)
+            if inheritor is not None:
+                best[inheritor] = max(best[inheritor], of_ghost)
+        return {key: (of_key * self._gain(key), self._gain(key)) for key, of_key in best.items()}
 
     def _gain(self, state: int) -> float:
         resident = self._states[state]
@@ -228,12 +237,14 @@ class LearnedReference(ReferenceIndex):
         return self._cost.cost(shallower, resident.depth)
 
 
-def _class_of(member: _Member, above: _Member | None, children: int) -> tuple[int, int]:
-    role = min(children, 2) + (0 if member.end else 3)
+def _class_of(
+    tracked: _TrackedState, above: _TrackedState | None, children: int
+) -> tuple[int, int]:
+    role = min(children, 2) + (0 if tracked.end else 3)
     if children == 0:
-        return role, min(member.generation, 3)
-    tokens = member.point.depth - (above.point.depth if above is not None else 0)
-    return role, 8 * (member.superseded >= 2) + min(7, floor_log2(tokens // BLOCK_TOKENS))
+        return role, min(tracked.generation, 3)
+    tokens = tracked.point.depth - (above.point.depth if above is not None else 0)
+    return role, 8 * (tracked.superseded >= 2) + min(7, floor_log2(tokens // BLOCK_TOKENS))
 
 
 def _check_request(

@@ -154,6 +154,26 @@ class ReferenceIndex:
     ) -> None:
         del points, depths, resumable, admitted  # for `learned`
 
+    @property
+    def policy(self) -> str:
+        return self._policy
+
+    @property
+    def needs_prompts(self) -> bool:
+        return False
+
+    @property
+    def order(self) -> str:
+        return self._policy
+
+    @property
+    def ghosts(self) -> int:
+        return 0
+
+    @property
+    def points(self) -> int:
+        return 0
+
     def begin_walk(self) -> None:
         if self._proposed is not None:
             raise RuntimeError("begin_walk inside a walk: call end_walk first")
@@ -164,7 +184,7 @@ class ReferenceIndex:
         candidates = [s for s in self._states.values() if s.pins == 0 and s not in proposed]
         if not candidates:
             return None
-        victim = min(candidates, key=self._order)
+        victim = min(candidates, key=self._sort_key)
         proposed.append(victim)
         return victim.id
 
@@ -195,6 +215,9 @@ class ReferenceIndex:
 
     def priority(self, state: int) -> float:
         return self._priority(self._resident(state))
+
+    def rank(self, state: int) -> float:
+        return self.priority(state)
 
     @property
     def watermark(self) -> float:
@@ -239,7 +262,7 @@ class ReferenceIndex:
         shallower = state.parent.depth if state.parent is not None else 0
         return state.stamp + self._cost.cost(shallower, state.depth)
 
-    def _order(self, state: _State) -> tuple[float, ...]:
+    def _sort_key(self, state: _State) -> tuple[float, ...]:
         """Return what the lowest of goes first."""
         return self._priority(state), state.last_use
 

@@ -77,9 +77,9 @@ def test_the_files_that_steps_name_are_there(page: str) -> None:
 
 NAMES = {
     "cpp/include/statecache/state_index.h": "insert touch pin unpin erase begin_walk next_victim "
-    "evicted end_walk lowest rank_changed removing Policy",
-    "cpp/src/learned_index.cpp": "make_index",
-    "cpp/src/state_index.cpp": "parse_policy",
+    "evicted end_walk policy needs_prompts on_prompt",
+    "cpp/src/index/tree_index.h": "TreeIndex lowest rank_changed removing",
+    "cpp/src/index/policies.cpp": "kPolicies",
     "plugin/statecache/replay/state_slots.py": "POLICIES",
     "plugin/statecache/index/reference.py": "POLICIES",
     "plugin/statecache/engine/settings.py": "add_flags _ONLY_FOR",

@@ -1,7 +1,7 @@
 """The rules of `learned`, each on a few events, worked by hand.
 
 The cost model is 1 second a token and nothing quadratic, so the gain of a state is its distance in
-tokens to the nearest shallower state. A rank is worth times gain.
+tokens to the nearest shallower state. A rank is the index of a bucket times the gain.
 
 The table starts with its priors alone. A state that was the end of a prompt and has nothing below
 it (role 0) is resumed with a chance of 1/4 a request below an age of 2 requests, by the prior of
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from statecache import CostModel, LearnedReference, ReferenceCost, StateIndex
-from statecache.index.learned_guard import Guard
+from statecache.index.learned_guard import ShadowSelector
 from statecache.index.learned_points import Points
 from statecache.index.learned_table import LearnedTable, age_bucket, floor_log2, gittins
 
@@ -46,22 +46,22 @@ class Saved:
         return self.depths.pop(0)
 
 
-def play(guard: Guard, saved: Sequence[tuple[int, int, int]]) -> None:
-    for request in saved:
-        for shadow, depth in zip(guard._shadows, request, strict=True):
+def play(selector: ShadowSelector, savings: Sequence[tuple[int, int, int]]) -> None:
+    for request in savings:
+        for shadow, depth in zip(selector._shadows, request, strict=True):
             shadow.depths.append(depth)
-        guard.settle()
+        selector.settle()
 
 
-def guard_of(saved: Sequence[tuple[int, int, int]]) -> Guard:
+def selector_of(savings: Sequence[tuple[int, int, int]]) -> ShadowSelector:
     cost = ReferenceCost(1, 0)
-    guard = Guard(Points(), cost, 1, LearnedReference(cost))
-    guard._shadows = [Saved(), Saved(), Saved()]
-    play(guard, saved)
-    return guard
+    selector = ShadowSelector(Points(), cost, 1, LearnedReference(cost))
+    selector._shadows = [Saved(), Saved(), Saved()]
+    play(selector, savings)
+    return selector
 
 
-def worth(index: Index, state: int, gain: int) -> float:
+def index_of(index: Index, state: int, gain: int) -> float:
     return index.rank(state) / gain
 
 
@@ -104,7 +104,7 @@ def test_priors_order_the_roles() -> None:
 
 def test_a_rate_is_that_of_the_kind_held_to_that_of_its_role() -> None:
     table = LearnedTable()
-    table.expose([(0, 1, 0)] * 2)  # two members, 16 requests each
+    table.expose([(0, 1, 0)] * 2)  # two states, 16 requests each
     table.hit(0, 1, 0)
     table.rebuild()
     # Role: (1 + 0.5) / (32 + 0.5 / 0.25) = 1.5 / 34. Kind: (1 + 1) / (32 + 34 / 1.5) = 6 / 164.
@@ -115,34 +115,34 @@ def test_a_rate_is_that_of_the_kind_held_to_that_of_its_role() -> None:
     assert table._rates(0, 1)[0] == pytest.approx(1.5 / 34)
 
 
-def test_a_prompt_end_is_worth_more_than_what_lies_between(make: Make) -> None:
+def test_a_prompt_end_ranks_above_what_lies_between(make: Make) -> None:
     index = make()
     ask(index, (A, 8192), (B, 9216))
     index.insert(A, 8192)
     index.insert(B, 9216, A, end=True)
     # A: no end, one child: 0.25 * 0.05. B: an end without children: 0.25.
-    assert worth(index, A, 8192) == pytest.approx(0.0125)
-    assert worth(index, B, 1024) == pytest.approx(0.25)
+    assert index_of(index, A, 8192) == pytest.approx(0.0125)
+    assert index_of(index, B, 1024) == pytest.approx(0.25)
     assert index.evict(1) == [A]  # 102.4 against 256: gds would have taken B
     assert index.watermark == 8192  # of gds, for whoever follows it
 
 
-def test_what_was_evicted_lends_its_worth_to_the_state_above(make: Make) -> None:
+def test_what_was_evicted_counts_for_the_state_above(make: Make) -> None:
     index = make()
     ask(index, (A, 512), (B, 1024))
     index.insert(A, 512)
     index.insert(B, 1024, A, end=True)
-    assert worth(index, A, 512) == pytest.approx(0.0125)
+    assert index_of(index, A, 512) == pytest.approx(0.0125)
     index.pin(A)
     assert index.evict(1) == [B]
     index.unpin(A)
-    assert worth(index, A, 512) == pytest.approx(0.25)  # B's, which a hit on A would serve now
+    assert index_of(index, A, 512) == pytest.approx(0.25)  # B's, which a hit on A would serve now
     assert index.ghosts == 1
     index.insert(C, 512)
-    assert worth(index, C, 512) == pytest.approx(0.0125)  # nothing is below this one
+    assert index_of(index, C, 512) == pytest.approx(0.0125)  # nothing is below this one
 
 
-def test_evicting_an_heir_passes_on_what_it_was_lent(make: Make) -> None:
+def test_evicting_an_inheritor_passes_its_ghosts_on(make: Make) -> None:
     index = make()
     ask(index, (A, 512), (B, 1024), (C, 1536))
     for state, depth, above in ((A, 512, None), (B, 1024, A), (C, 1536, B)):
@@ -152,26 +152,26 @@ def test_evicting_an_heir_passes_on_what_it_was_lent(make: Make) -> None:
     assert index.evict(1) == [C]
     index.unpin(B)
     assert index.evict(1) == [B]
-    assert worth(index, A, 512) == pytest.approx(0.25)
-    index.insert(B, 1024, A)  # back again: C's worth is its to inherit
-    assert worth(index, A, 512) == pytest.approx(0.0125)
-    assert worth(index, B, 512) == pytest.approx(0.25)
+    assert index_of(index, A, 512) == pytest.approx(0.25)
+    index.insert(B, 1024, A)  # back again: C is a ghost of its own
+    assert index_of(index, A, 512) == pytest.approx(0.0125)
+    assert index_of(index, B, 512) == pytest.approx(0.25)
 
 
-def test_age_lowers_the_worth(make: Make) -> None:
+def test_age_lowers_the_rank(make: Make) -> None:
     index = make()
     ask(index, (A, 512))
     index.insert(A, 512, end=True)
     for _ in range(2):
         ask(index, (B, 512))
     # Two requests old: bucket 1, 0.25 / max(1, 2) = 1/8.
-    assert worth(index, A, 512) == pytest.approx(0.125)
+    assert index_of(index, A, 512) == pytest.approx(0.125)
     index.touch(A)
-    assert worth(index, A, 512) == pytest.approx(0.25)
+    assert index_of(index, A, 512) == pytest.approx(0.25)
 
 
 def test_a_ghost_is_resumed_in_thought(make: Make) -> None:
-    """Its age starts again although nothing is there, so its heir keeps its worth."""
+    """Its age starts again although nothing is there, so its inheritor keeps its rank."""
     index = make()
     ask(index, (A, 512), (B, 1024))
     index.insert(A, 512)
@@ -181,10 +181,10 @@ def test_a_ghost_is_resumed_in_thought(make: Make) -> None:
     index.unpin(A)
     ask(index, (D, 512))
     ask(index, (D, 512))
-    assert worth(index, A, 512) == pytest.approx(0.125)  # B's, two requests old
+    assert index_of(index, A, 512) == pytest.approx(0.125)  # B's, two requests old
     ask(index, (A, 512), (B, 1024), (C, 1536))  # would have resumed from B
     # C is only asked for: B is a ghost without children, its age 0.
-    assert worth(index, A, 512) == pytest.approx(0.25)
+    assert index_of(index, A, 512) == pytest.approx(0.25)
 
 
 def test_a_dropped_point_is_no_ghost_and_an_erased_one_is(make: Make) -> None:
@@ -207,13 +207,13 @@ def test_the_oldest_ghost_is_forgotten_first(make: Make) -> None:
     for state, depth, above in ((A, 512, None), (B, 1024, A), (C, 1536, B)):
         index.insert(state, depth, above, end=state == C)
     index.erase(C)
-    assert worth(index, B, 512) == pytest.approx(0.25)
+    assert index_of(index, B, 512) == pytest.approx(0.25)
     index.erase(B)  # C, evicted before it, is forgotten
     assert index.ghosts == 1
-    assert worth(index, A, 512) == pytest.approx(0.0125)  # B's own, and A's
+    assert index_of(index, A, 512) == pytest.approx(0.0125)  # B's own, and A's
 
 
-def test_the_same_price_goes_by_gain_then_by_last_use(make: Make) -> None:
+def test_the_same_rank_goes_by_gain_then_by_last_use(make: Make) -> None:
     index = make()
     ask(index, (A, 512))
     for state in (A, B, C):
@@ -222,7 +222,7 @@ def test_the_same_price_goes_by_gain_then_by_last_use(make: Make) -> None:
     assert index.evict(3) == [B, C, A]
 
 
-def test_the_guard_follows_who_saved_more(make: Make) -> None:
+def test_the_order_that_saved_more_becomes_active(make: Make) -> None:
     """Shadows of two slots. D is 100 blocks deep, so gds and learned keep it and lose A to B."""
     index = make(slots=2)
     for point in ((D, 51_200), (A, 512), (B, 512)):
@@ -236,28 +236,30 @@ def test_the_guard_follows_who_saved_more(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("lru", "follows"), [(570, "learned"), (573, "lru")])
-def test_the_guard_leaves_home_for_who_is_well_ahead_of_late(lru: int, follows: str) -> None:
-    """Savings of learned, gds and lru, request by request, in the plain form of the guard.
+def test_another_order_is_active_while_it_is_well_ahead_in_the_short_term(
+    lru: int, follows: str
+) -> None:
+    """Savings of learned, gds and lru, request by request, in the plain form of the selector.
 
     1,000 of learned are 957.6 in the long run 128 requests later, and 500 of late, 497.3 after one
     more: 1.15 times that is 571.9. Later 300 more make it 794.6 against 696 of late, and 1,257
     against 700 in the long run; with 600 more lru is at 1,300, then learned with 40 more at 1,296.
     With 1,265 to 1,257 lru is ahead by 0.6 %, which is too little for a new home.
     """
-    guard = guard_of([(1000, 0, 0), *[(0, 0, 0)] * 128, (0, 0, lru)])
-    assert guard.order == follows
-    guard = guard_of([(1000, 0, 0), *[(0, 0, 0)] * 128, (0, 0, 700)])
-    assert guard.order == "lru"
-    play(guard, [(300, 0, 0)])
-    assert guard.order == "learned"
-    play(guard, [(0, 0, 565)])
-    assert (guard.order, guard._home) == ("lru", 0)
-    play(guard, [(0, 0, 35), (0, 0, 0)])
-    assert guard.order == "lru"
-    play(guard, [(40, 0, 0)])
-    assert (guard.order, guard._home) == ("lru", 2)
-    play(guard, [(500, 0, 0)])
-    assert (guard.order, guard._home) == ("learned", 0)
+    selector = selector_of([(1000, 0, 0), *[(0, 0, 0)] * 128, (0, 0, lru)])
+    assert selector.order == follows
+    selector = selector_of([(1000, 0, 0), *[(0, 0, 0)] * 128, (0, 0, 700)])
+    assert selector.order == "lru"
+    play(selector, [(300, 0, 0)])
+    assert selector.order == "learned"
+    play(selector, [(0, 0, 565)])
+    assert (selector.order, selector._baseline) == ("lru", 0)
+    play(selector, [(0, 0, 35), (0, 0, 0)])
+    assert selector.order == "lru"
+    play(selector, [(40, 0, 0)])
+    assert (selector.order, selector._baseline) == ("lru", 2)
+    play(selector, [(500, 0, 0)])
+    assert (selector.order, selector._baseline) == ("learned", 0)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +308,7 @@ def test_other_policies_ignore_what_learned_asks_for() -> None:
 def test_following_gds_takes_the_stamps_of_its_shadow(make: Make) -> None:
     """Shadows of two slots; the real index holds A, which gds keeps, and E, which it never had.
 
-    B is worth more than A to learned (256 against 102.4), not to gds, which evicts B at 1,024 and
+    B ranks above A under learned (256 against 102.4), not under gds, which evicts B at 1,024 and
     then C at 1,024 + 512 = 1,536 for the end of the third prompt. That one resumed from A, with
     gds alone. So the watermark is 1,536, with which A was stamped when its request ended, and E
     counts as used now.
