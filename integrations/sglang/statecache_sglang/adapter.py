@@ -52,9 +52,8 @@ def switch(given: dict[str, Any]) -> Settings:
     settings of its own. They take the place of those of the earlier one.
     """
     global _installed, _written
-    from statecache.engine.seams import SeamError
     from statecache.engine.settings import Settings
-    from statecache.errors import SettingsError, stop
+    from statecache.errors import SeamError, SettingsError, exit_engine
 
     try:
         environment = dict(os.environ)
@@ -76,7 +75,7 @@ def switch(given: dict[str, Any]) -> Settings:
                 _installed = None
             _installed = install(settings)
     except (SettingsError, SeamError, ImportError) as error:
-        stop(error)
+        exit_engine(error)
     return settings
 
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from statecache.engine.settings import Settings, flag_of
-from statecache.errors import on_one_line, stop
+from statecache.errors import escape_control_chars, exit_engine
 from statecache_sglang import pool_seams
 from statecache_sglang.seams import Patch
 
@@ -23,7 +23,7 @@ def _library() -> Any:
     try:
         return import_module("statecache.checkpoint.pool")
     except ImportError as error:
-        stop(f"{flag_of('int8')} is not part of this installation ({error})")
+        exit_engine(f"{flag_of('int8')} is not part of this installation ({error})")
 
 
 class CheckpointSlots:
@@ -106,9 +106,9 @@ def patches(settings: Settings) -> tuple[Patch, ...]:
         try:
             made = CheckpointSlots(pool, slots)
         except (MemoryError, RuntimeError, _library().PoolDoesNotFitError) as error:
-            stop(
+            exit_engine(
                 f"no memory for an int8 checkpoint pool of {slots} states:"
-                f" {on_one_line(str(error))}"
+                f" {escape_control_chars(str(error))}"
             )
         _log.info(
             "statecache: int8 checkpoint pool of %d states, %d bytes",
@@ -126,7 +126,9 @@ def patches(settings: Settings) -> tuple[Patch, ...]:
             needed = _bytes_of(configurator, asked)
             what = f"{flag_of('int8_slots')} {asked}"
         if needed >= rest:
-            stop(f"{what} needs {needed:,} bytes, {max(rest, 0):,} are left for states and KV")
+            exit_engine(
+                f"{what} needs {needed:,} bytes, {max(rest, 0):,} are left for states and KV"
+            )
         return rest_gib - needed / _GIB
 
     return (

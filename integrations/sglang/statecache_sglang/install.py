@@ -9,7 +9,7 @@ from typing import Any
 
 from statecache.engine import seams as seam
 from statecache.engine.settings import Settings
-from statecache.errors import stop
+from statecache.errors import exit_engine
 from statecache_sglang import host_seams, record_seams, recording, seam_table, seams
 
 _log = logging.getLogger("statecache.sglang")
@@ -101,5 +101,5 @@ def leads(params: Any, name: str) -> bool:
     elif params.component_registry_override:
         problem = "a cache with components of its own (MLX)"
     if problem is not None:
-        stop(f"{problem} is not supported with --kv-cache-plugin statecache")
+        exit_engine(f"{problem} is not supported with --kv-cache-plugin statecache")
     return True

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from statecache.engine.metrics import Exporter, PrometheusClasses
-from statecache.errors import stop
+from statecache.errors import exit_engine
 from statecache_sglang import engine_paths as at
 from statecache_sglang.seams import AroundPatch, load
 
@@ -48,7 +48,7 @@ def side_states(pool: Any) -> dict[str, tuple[Any, int]]:
         elif sibling is pool.ngram_pool:
             found["ngram"] = (sibling.context, 0)
         else:
-            stop(f"--statecache-int8 does not know the state {type(sibling).__name__}")
+            exit_engine(f"--statecache-int8 does not know the state {type(sibling).__name__}")
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from statecache.engine.metrics import DRY_RUN, Reporter
 from statecache.engine.settings import Settings
-from statecache.errors import SettingsError, stop
+from statecache.errors import SettingsError, exit_engine
 from statecache.replay.online import begin
 from statecache.trace.recorder import Observer, TraceRecorder
 from statecache_sglang import pool_seams, record_seams
@@ -44,7 +44,7 @@ class Recording:
                 settings.record, settings.record_mib, _log, observe=observe
             )
         except SettingsError as error:
-            stop(error)
+            exit_engine(error)
 
     def _shadow(self, scheduler: Any) -> Observer | None:
         """Return what replays the requests beside the engine and shows the numbers."""

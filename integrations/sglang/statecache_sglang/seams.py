@@ -352,7 +352,7 @@ class TreeCorePatch:
     def install(self) -> None:
         """Take the place. Raises `SeamError` when another plugin already has the backend's name."""
         if self._registry.get_tree_core_factory(_BACKEND) is not None:
-            from statecache.engine.seams import SeamError
+            from statecache.errors import SeamError
 
             raise SeamError(f"another tree core is already registered as '{_BACKEND}'")
         self._registry.register_tree_core_backend(_BACKEND, self._factory)

@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from statecache.errors import SettingsError, stop
+from statecache.errors import SettingsError, exit_engine
 from statecache.trace.record_file import check_record_file
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ REFUSED: dict[str, tuple[_Test, str]] = {
 def refuse_host_copies(settings: Settings) -> None:
     """Stop with one line if states are to be copied to the host out of the int8 pool."""
     if settings.in_force.int8:
-        stop("--enable-hierarchical-cache is not supported with --statecache-int8")
+        exit_engine("--enable-hierarchical-cache is not supported with --statecache-int8")
 
 
 def refuse_storage(
@@ -64,9 +64,9 @@ def refuse(server_args: Any, settings: Settings) -> None:
         try:
             check_record_file(settings.record)
         except SettingsError as error:
-            stop(error)
+            exit_engine(error)
     if server_args.enable_hierarchical_cache:
         refuse_host_copies(settings)
     for field, (asked_for, name) in REFUSED.items():
         if asked_for(getattr(server_args, field)):
-            stop(f"{name} is not supported with --kv-cache-plugin statecache")
+            exit_engine(f"{name} is not supported with --kv-cache-plugin statecache")

@@ -42,9 +42,8 @@ def _configure(original: Callable[[], Any], engine_args: Any, flags: dict[str, A
     given = _of_additional_config(engine_args.additional_config) | flags
     if not given and not os.environ.get(_CONFIG):
         return original()
-    from statecache.engine.seams import SeamError
     from statecache.engine.settings import Settings
-    from statecache.errors import SettingsError, stop
+    from statecache.errors import SeamError, SettingsError, exit_engine
 
     try:
         settings = Settings.from_given(given)
@@ -55,7 +54,7 @@ def _configure(original: Callable[[], Any], engine_args: Any, flags: dict[str, A
 
         return configure(settings, engine_args, original)
     except (SettingsError, SeamError, ImportError) as error:
-        stop(error)
+        exit_engine(error)
 
 
 def _of_additional_config(config: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from statecache.engine.settings import Settings, flag_of
-from statecache.errors import SettingsError, stop
+from statecache.errors import SettingsError, exit_engine
 from statecache.sizing.model_config import DTYPE_BYTES, model_of
 from statecache_vllm import seams
 
@@ -43,7 +43,7 @@ def describe(tensors: Iterable[Any]) -> tuple[Any, list[Any]]:
     temporal = [tensor for tensor in every if tensor.dim() == 4]
     if len(temporal) != 1:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in every)
-        stop(f"a checkpoint pool does not know states of shapes {shapes}")
+        exit_engine(f"a checkpoint pool does not know states of shapes {shapes}")
     return temporal[0], [tensor for tensor in every if tensor.dim() != 4]
 
 
@@ -122,7 +122,7 @@ def pool_slots(settings: Settings, vllm_config: Any, kv_cache_config: Any) -> in
     asked = settings.pool_slots
     slots = asked if asked is not None else blocks * block // (_SHARE - 1) // one
     if slots < 1:
-        stop(
+        exit_engine(
             f"one {mode} checkpoint of {one:,} bytes does not fit in a tenth of the"
             f" {blocks * block:,} bytes of blocks: give {flag_of('checkpoint_slots')} N"
         )
@@ -165,7 +165,7 @@ def set_aside(settings: Settings, specs: Iterable[Any], available: int) -> int:
     one = _state_bytes([(spec, 1) for spec in specs if seams.is_mamba(spec)], mode)
     left = available - asked * one
     if left <= 0:
-        stop(
+        exit_engine(
             f"{_need(settings, asked, one)}, {available:,} are there for blocks and checkpoints:"
             " give fewer"
         )

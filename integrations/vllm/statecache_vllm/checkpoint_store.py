@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from statecache.engine.settings import Settings
-from statecache.errors import on_one_line, stop
+from statecache.errors import escape_control_chars, exit_engine
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_memory import describe, pool_slots, slots_flag
 
@@ -54,8 +54,8 @@ class CheckpointStore:
                 pool = library.CheckpointPool(active, total, mode=settings.checkpoint_mode)
             except (MemoryError, RuntimeError, library.PoolDoesNotFitError) as error:
                 what = f"{slots} {settings.checkpoint_mode} checkpoints"
-                why = on_one_line(str(error))
-                stop(f"no memory for {what}: {why}: lower {slots_flag(settings)}")
+                why = escape_control_chars(str(error))
+                exit_engine(f"no memory for {what}: {why}: lower {slots_flag(settings)}")
             pool.alloc(total)
             self._pools.append(_Pool(active, pool, positions))
         self._stored: tuple[int, ...] | None = None

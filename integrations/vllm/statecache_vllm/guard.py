@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from statecache.engine.seams import engines_own
+from statecache.engine.patching import bind_dynamically, original_function
 from statecache_vllm import seams
 
 __all__ = [
@@ -119,8 +119,8 @@ def guarded_touch(pool: Any, queue: Any, guard: Guard, hand_over: Callable[[], A
     vLLM 0.32's own asks block by block, which costs more than the order gains. It is back as soon
     as the pool has another queue, and called as soon as another plugin has put something around it.
     """
-    original, own, base = seams.late(pool, "touch"), pool.free_block_queue, type(pool)
-    vllms = engines_own(base, "touch")
+    original, own, base = bind_dynamically(pool, "touch"), pool.free_block_queue, type(pool)
+    vllms = original_function(base, "touch")
     leave = guard.wrap(queue.touch, hand_over)  # returns None unless it failed
     hit_in_use = guard.wrap(queue.hit_in_use, hand_over)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from statecache.engine.settings import Settings, flag_of
-from statecache.errors import SettingsError, stop
+from statecache.errors import SettingsError, exit_engine
 from statecache_vllm.guard import Guard
 from statecache_vllm.seams import patch_split, planner_of
 
@@ -52,7 +52,7 @@ def settle_interval(settings: Settings, cache_config: Any, kv_cache_config: Any)
     try:
         check_interval(settings, block)
     except SettingsError as error:
-        stop(error)
+        exit_engine(error)
     own = cache_config.prefix_cache_retention_interval
     if wanted == 0:
         return own or 0

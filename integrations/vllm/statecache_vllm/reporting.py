@@ -20,6 +20,7 @@ from statecache.engine.metrics import (
     Reporter,
     merged,
 )
+from statecache.engine.patching import bind_dynamically
 from statecache.engine.settings import Settings
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_memory import bytes_per_state
@@ -65,7 +66,7 @@ class Report:
     def watch(self, manager: Any) -> None:
         """See every lookup of a `KVCacheManager`, as the last one around it."""
         self._pool = manager.block_pool
-        look_up, note = seams.late(manager, "get_computed_blocks"), Quiet(self._note)
+        look_up, note = bind_dynamically(manager, "get_computed_blocks"), Quiet(self._note)
 
         def get_computed_blocks(request: Any) -> Any:
             found = look_up(request)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from statecache._blocks import BlockHashIndex, BlockQueue, FifoQueue, ReuseQueue
-from statecache.engine.seams import watch
+from statecache.engine.patching import bind_dynamically, detect_overrides
 from statecache.engine.settings import Settings
-from statecache.errors import stop
+from statecache.errors import exit_engine
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_memory import pool_slots
 from statecache_vllm.checkpoints import CheckpointBook
@@ -47,7 +47,9 @@ class Planner:
         self._slots = 0
         if settings.checkpoint_mode is not None:
             if other or not self._states or not self._attention:
-                stop("a checkpoint pool needs a model of full attention and recurrent layers only")
+                exit_engine(
+                    "a checkpoint pool needs a model of full attention and recurrent layers only"
+                )
             self._slots = pool_slots(settings, vllm_config, kv_cache_config)
         self._interval = settle_interval(settings, vllm_config.cache_config, kv_cache_config)
         self.end_chunk = end_chunks(self._interval, self.guard)
@@ -81,7 +83,7 @@ class Planner:
         self._kv_endings = tuple(seams.key_of(b"", group) for group in self._attention)
         if self._slots:
             if len(sizes) > 1:
-                stop(f"a checkpoint pool needs one block size, not {sizes}")
+                exit_engine(f"a checkpoint pool needs one block size, not {sizes}")
             self.book = CheckpointBook(self._settings, self._slots, self._block, self._told)
         self.queue = self._new_queue()
         if self.queue is not None:
@@ -158,13 +160,13 @@ class Planner:
             queue.lost = self.guard.wrap(self._lost, self._end_book)
         pool.free_block_queue = GuardedQueue(queue, self.guard, self._hand_over)
         pool.touch = guarded_touch(pool, queue, self.guard, self._hand_over)
-        pool.reset_prefix_cache = self._reset(seams.late(pool, "reset_prefix_cache"))
-        pool.evict_blocks = self._evict_blocks(seams.late(pool, "evict_blocks"))
-        manager.get_computed_blocks = self._lookup(seams.late(manager, "get_computed_blocks"))
+        pool.reset_prefix_cache = self._reset(bind_dynamically(pool, "reset_prefix_cache"))
+        pool.evict_blocks = self._evict_blocks(bind_dynamically(pool, "evict_blocks"))
+        manager.get_computed_blocks = self._lookup(bind_dynamically(manager, "get_computed_blocks"))
         if isinstance(queue, ReuseQueue):
-            allocate = seams.late(manager, "allocate_slots")
+            allocate = bind_dynamically(manager, "allocate_slots")
             manager.allocate_slots = self._proven.around_allocate(allocate, queue)
-        self._changed = watch(REPLACED)
+        self._changed = detect_overrides(s.target for s in REPLACED if s.replaced)
 
     # What vLLM does to the pool.
 

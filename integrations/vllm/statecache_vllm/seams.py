@@ -24,7 +24,6 @@ __all__ = [
     "fresh_blocks",
     "groups_of",
     "hook_engine_args",
-    "late",
     "is_mamba",
     "key_of",
     "kv_blocks",
@@ -194,25 +193,12 @@ def end_requests_as_without_a_connector(manager: Any) -> None:
     manager.remove_skipped_blocks = lambda *_args, **_kwargs: None
 
 
-def late(owner: Any, name: str) -> Callable[..., Any]:
-    """Return `owner.name` as it is at each call: with what others put on the class by then."""
-    base, found = type(owner), getattr(owner, name)
-    # Not by its `__dict__`: once Python has made one, its attributes are slower at every use.
-    if getattr(found, "__func__", None) is not getattr(base, name, None):
-        return found  # type: ignore[no-any-return]
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return getattr(base, name)(owner, *args, **kwargs)
-
-    return call
-
-
 def put_cache(pool: Any, cached: Any) -> None:
-    """Have `pool` keep in `cached` what its blocks hold; `stop` if they hold anything yet."""
+    """Have `pool` keep in `cached` what its blocks hold; exit where they hold anything yet."""
     if len(pool.cached_block_hash_to_block):
-        from statecache.errors import stop
+        from statecache.errors import exit_engine
 
-        stop("the block pool is in use already")
+        exit_engine("the block pool is in use already")
     pool.cached_block_hash_to_block = cached
 
 

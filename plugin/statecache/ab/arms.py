@@ -11,7 +11,7 @@ from statecache import CostModel
 from statecache.ab.config import made
 from statecache.ab.server_arm import ServerArm
 from statecache.engine.settings import parse_cost
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 from statecache.replay.schedule import ADMISSIONS
 from statecache.replay.shared_pool import MOST_BLOCKS, POOL_ADMISSIONS
 from statecache.trace.format import BLOCK_TOKENS
@@ -143,7 +143,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def error(self, problem: str) -> SettingsError:
         """Return an error that names the arm."""
-        return SettingsError(on_one_line(f"arm {self.name}: {problem}"))
+        return SettingsError(escape_control_chars(f"arm {self.name}: {problem}"))
 
     @property
     def _needs_kv(self) -> bool:
@@ -172,14 +172,14 @@ def parse_arm(text: str) -> Arm | ServerArm:
         if equals:
             key = field.strip()
             if key in values:
-                raise SettingsError(on_one_line(f"--arm: {text!r} gives {key} twice"))
+                raise SettingsError(escape_control_chars(f"--arm: {text!r} gives {key} twice"))
             values[key] = value.strip()
         elif key == "cost":  # its value has a comma of its own
             values[key] += f",{part.strip()}"
         else:
             colon = ""
     if not name.strip() or (rest and not colon):
-        raise SettingsError(on_one_line(f"--arm: {text!r} is not name:key=value,..."))
+        raise SettingsError(escape_control_chars(f"--arm: {text!r} is not name:key=value,..."))
     return made_arm(values, strict=False)
 
 
@@ -197,7 +197,7 @@ def check_arms(arms: Sequence[Arm | ServerArm]) -> None:
         raise SettingsError("--arm: give two arms or more: one is compared with another")
     for name in names:
         if names.count(name) > 1:
-            raise SettingsError(on_one_line(f"arm {name}: the name is taken"))
+            raise SettingsError(escape_control_chars(f"arm {name}: the name is taken"))
     for arm in arms:
         if arm.baseline is not None and arm.baseline not in names:
             raise arm.error(f"baseline {arm.baseline!r} is no arm: use {', '.join(names)}")

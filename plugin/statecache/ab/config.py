@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +26,7 @@ def pairs(text: str, problem: str, first: dict[str, Any] | None = None) -> dict[
     for part in text.split(","):
         key, equals, value = part.partition("=")
         if not equals or key.strip() in values:
-            raise SettingsError(on_one_line(problem))
+            raise SettingsError(escape_control_chars(problem))
         values[key.strip()] = value.strip()
     return values
 
@@ -37,7 +37,9 @@ def check_keys(keys: Iterable[str], kind: type[msgspec.Struct], where: str) -> N
     for key in keys:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1, 0.7) or known
-            raise SettingsError(on_one_line(f"{where}: unknown key {key!r}: use {', '.join(near)}"))
+            raise SettingsError(
+                escape_control_chars(f"{where}: unknown key {key!r}: use {', '.join(near)}")
+            )
 
 
 def made(kind: type[_Made], values: dict[str, Any], where: str, *, strict: bool) -> _Made:
@@ -53,4 +55,4 @@ def made(kind: type[_Made], values: dict[str, Any], where: str, *, strict: bool)
         problem = str(error.__cause__ if own else error)
         if not problem.startswith(f"{where}: "):
             problem = f"{where}: {problem}"
-        raise SettingsError(on_one_line(problem)) from error
+        raise SettingsError(escape_control_chars(problem)) from error

@@ -10,7 +10,7 @@ from statecache.ab.arms import Arm
 from statecache.ab.bench import Cell
 from statecache.ab.statistics import default_repeats
 from statecache.ab.workloads import Workload
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,7 +59,9 @@ class Experiment:
         """Check what was asked for. Raises `SettingsError`."""
         if name not in EXPERIMENTS:
             known = ", ".join(EXPERIMENTS)
-            raise SettingsError(on_one_line(f"--experiment: unknown {name!r}: use {known}"))
+            raise SettingsError(
+                escape_control_chars(f"--experiment: unknown {name!r}: use {known}")
+            )
         known_engines, self.axis, self.warm_up = EXPERIMENTS[name]
         self.notes = _NOTES.get(name, [])
         self.name = name
@@ -71,7 +73,7 @@ class Experiment:
         for engine in self._engines:
             if engine not in known_engines:
                 raise SettingsError(
-                    on_one_line(
+                    escape_control_chars(
                         f"--engines: {name} does not run on {engine!r}:"
                         f" use {', '.join(known_engines)}"
                     )

@@ -18,7 +18,7 @@ from statecache.ab.server_arm import (
 )
 from statecache.ab.statistics import default_repeats, least_repeats
 from statecache.ab.workloads import KINDS, Workload
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,7 +116,7 @@ def parse_workload(text: str) -> Workload:
         values = pairs(rest, f"--workload: {text!r} is not kind:key=value,...", values)
     if kind not in KINDS:
         known = ", ".join(KINDS)
-        raise SettingsError(on_one_line(f"--workload: unknown kind {kind!r}: use {known}"))
+        raise SettingsError(escape_control_chars(f"--workload: unknown kind {kind!r}: use {known}"))
     return made(Workload, values, "--workload", strict=False)
 
 
@@ -161,4 +161,4 @@ def _read(path: Path) -> tuple[Plan, list[Arm | ServerArm], Workload]:
         problem = "it is nested too deeply"
     except (msgspec.DecodeError, ValueError) as error:
         problem = str(error)
-    raise SettingsError(on_one_line(f"{path}: {problem}"))
+    raise SettingsError(escape_control_chars(f"{path}: {problem}"))

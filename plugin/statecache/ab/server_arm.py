@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from statecache.ab.config import check_keys, made, pairs
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 from statecache.tools.http_client import without_user
 
 __all__ = ["ServerArm", "ServerSettings", "check_client", "made_servers", "parse_servers"]
@@ -90,7 +90,7 @@ class ServerArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def error(self, problem: str) -> SettingsError:
         """Return an error that names the arm."""
-        return SettingsError(on_one_line(f"arm {self.name}: {problem}"))
+        return SettingsError(escape_control_chars(f"arm {self.name}: {problem}"))
 
     def _check_url(self, url: str) -> None:
         try:

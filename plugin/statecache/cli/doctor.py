@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from statecache.cli.output import check_output, whole_file
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 from statecache.tools.doctor import Report, examine
 from statecache.tools.doctor_child import ENGINES
 from statecache.tools.http_client import ServerAddress
@@ -67,7 +67,8 @@ def doctor_command(
 def _lines(report: Report, *, all_seams: bool) -> list[str]:
     lines = [f"statecache {report.statecache}, Python {report.python}"]
     lines += [
-        f"{_MARKS[one.level]} {one.about:11} {on_one_line(one.text)}" for one in report.findings
+        f"{_MARKS[one.level]} {one.about:11} {escape_control_chars(one.text)}"
+        for one in report.findings
     ]
     if all_seams:
         for name, found in report.engines.items():

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from statecache.cli.output import check_outputs, whole_file
 from statecache.cli.plot import check_plot, draw_fit
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 from statecache.tools.fit import (
     Fit,
     Measurement,
@@ -93,8 +93,8 @@ def fit_command(
         check_installed()
     if save:
         _save(save, found)
-    fit = fit_cost(found, on_one_line(source or "--url"))
-    name = on_one_line(model or Path(source or "").name)
+    fit = fit_cost(found, escape_control_chars(source or "--url"))
+    name = escape_control_chars(model or Path(source or "").name)
     _write(fit, name, model, json, plot)
 
 

@@ -23,7 +23,7 @@ from statecache.cli.output import check_outputs, whole_file
 from statecache.cli.plan import plan_command
 from statecache.cli.plot import check_plot, draw_hit_rates
 from statecache.cli.replay_options import Options, pool_settings, replay_settings
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 from statecache.replay.block_pools import pool_rows
 from statecache.replay.report import (
     PoolSettings,
@@ -84,7 +84,7 @@ def main() -> int:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    sys.stderr.write(f"statecache: {on_one_line(' '.join(message.split()))}\n")
+    sys.stderr.write(f"statecache: {escape_control_chars(' '.join(message.split()))}\n")
     return code
 
 
@@ -269,7 +269,7 @@ def _replay_slots(
     _check_outputs(trace, json, plot)
     recorded = read_trace(trace, limit=settings.limit)
     rows = _played(_slot_rows(recorded, settings), settings.combinations)
-    name = on_one_line(Path(recorded.name).name)
+    name = escape_control_chars(Path(recorded.name).name)
     picture = draw_hit_rates(rows, f"Replay of {name}", plot.suffix[1:].lower()) if plot else b""
     if json:
         _write(
@@ -305,7 +305,7 @@ def _replay_pools(trace: str, settings: PoolSettings, json: Path | None) -> None
 
 
 def _identity(recorded: Trace) -> TraceIdentity:
-    return TraceIdentity(on_one_line(Path(recorded.name).name), recorded.digest)
+    return TraceIdentity(escape_control_chars(Path(recorded.name).name), recorded.digest)
 
 
 def _write(json: Path, report: ReplayReport) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -141,4 +141,4 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _shown(path: Path) -> str:
-    return on_one_line(str(path))
+    return escape_control_chars(str(path))

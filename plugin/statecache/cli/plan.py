@@ -16,7 +16,7 @@ from rich.table import Table
 
 from statecache import __version__
 from statecache.cli.output import check_output, whole_file
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 from statecache.replay.report import TraceIdentity
 from statecache.replay.schedule import PrefixTree
 from statecache.sizing.model_config import DTYPE_BYTES, ENGINES, HybridModel, read_model
@@ -139,7 +139,7 @@ def plan_command(
             f" their prompts of {min(lengths):,} to {max(lengths):,} tokens are longer than its KV:"
             " give more"
         )
-    name = on_one_line(Path(recorded.name).name)
+    name = escape_control_chars(Path(recorded.name).name)
     report = _Report(
         trace=TraceIdentity(name, recorded.digest),
         demand=demand,

@@ -9,23 +9,20 @@ import dataclasses
 import importlib
 import inspect
 import logging
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from statecache.engine.patching import original_function
 from statecache.engine.settings import flag_of
-from statecache.errors import by_reason
+from statecache.errors import SeamError, group_by_reason
 
 __all__ = [
     "Seam",
-    "SeamError",
     "check",
     "check_native",
-    "engines_own",
     "methods",
     "probe",
     "replaced",
-    "watch",
 ]
 
 
@@ -45,6 +42,11 @@ class Seam:
     public: tuple[str, ...] | None = None
     code: tuple[str, ...] | None = None
     replaced: bool = False
+
+    @property
+    def target(self) -> str:
+        """The place of this thing, "module:Class.attribute"."""
+        return f"{self.module}:{self.path}"
 
     def state(self) -> str:
         """Return "ok", "missing", or "moved" with what is different.
@@ -78,16 +80,9 @@ class Seam:
             names = tuple(inspect.signature(found).parameters)
             if names != self.parameters:
                 return f"moved (takes {', '.join(names)})"
-        if self.replaced and engines_own(owner, name) is None:
+        if self.replaced and original_function(owner, name) is None:
             return f"moved (another plugin changed it: {_place(found)})"
         return "ok"
-
-
-def engines_own(owner: Any, name: str) -> Any:
-    """Return the function `name` of a class, None if it comes from anywhere but there."""
-    found = inspect.getattr_static(owner, name, None)
-    module = vars(sys.modules[owner.__module__])
-    return found if getattr(found, "__globals__", None) is module else None
 
 
 def _place(function: Any) -> str:
@@ -95,10 +90,6 @@ def _place(function: Any) -> str:
     code = getattr(function, "__code__", None)
     module = getattr(function, "__globals__", {}).get("__name__", "")
     return f"{module}.{code.co_qualname}" if code else type(function).__qualname__
-
-
-class SeamError(RuntimeError):
-    """A seam is not as it was in the tested versions: nothing was installed."""
 
 
 def probe(seams: Sequence[Seam]) -> list[tuple[str, str]]:
@@ -121,7 +112,7 @@ def check(
     """
     broken = [(name, state) for name, state in probe(seams) if state != "ok"]
     if broken:
-        reasons = by_reason(broken, "statecache doctor --seams")
+        reasons = group_by_reason(broken, "statecache doctor --seams")
         said = "; ".join(f"{names}: {state}" for state, names in reasons)
         raise SeamError(f"{engine} {version} does not fit: {said}")
     if version not in tested:
@@ -155,24 +146,3 @@ def replaced(module: str, owner: str, parameters: dict[str, str]) -> tuple[Seam,
     own = Seam(module, owner, public=tuple(parameters))
     taken = methods(module, owner, parameters)
     return (own, *(dataclasses.replace(one, replaced=True) for one in taken))
-
-
-def watch(seams: Sequence[Seam]) -> Callable[[], str | None]:
-    """Return what names the first of these functions that is not the engine's own any more.
-
-    It returns None while all of them are, and looks at those that are `replaced` only.
-    """
-    own = []
-    for seam in seams:
-        if seam.replaced:
-            path, _, name = seam.path.rpartition(".")
-            owner = getattr(importlib.import_module(seam.module), path)
-            own.append((owner, name, engines_own(owner, name)))
-
-    def changed() -> str | None:
-        for owner, name, function in own:
-            if owner.__dict__.get(name) is not function:
-                return f"{owner.__name__}.{name}"
-        return None
-
-    return changed

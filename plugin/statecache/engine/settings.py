@@ -28,7 +28,7 @@ from statecache.engine.settings_schema import (
     number_in,
     parse_cost,
 )
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 from statecache.index.reference import ReferenceCost
 
 if TYPE_CHECKING:
@@ -269,7 +269,9 @@ def _carried(environment: Mapping[str, str]) -> dict[str, Any]:
     carried: dict[str, Any] = {}
     strict = environment.get(STRICT_VARIABLE, "")
     if strict not in ("", "0", "1"):
-        raise SettingsError(on_one_line(f"{STRICT_VARIABLE} must be 0 or 1, not '{strict}'"))
+        raise SettingsError(
+            escape_control_chars(f"{STRICT_VARIABLE} must be 0 or 1, not '{strict}'")
+        )
     if strict:
         carried["strict"] = strict == "1"
     text = environment.get(CONFIG_VARIABLE, "")
@@ -279,7 +281,7 @@ def _carried(environment: Mapping[str, str]) -> dict[str, Any]:
         # Bytes that are no UTF-8 come as surrogates: back to bytes, for the decoder to refuse.
         given = msgspec.json.decode(text.encode(errors="surrogateescape"), type=Given)
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise SettingsError(on_one_line(f"{CONFIG_VARIABLE}: {error}")) from error
+        raise SettingsError(escape_control_chars(f"{CONFIG_VARIABLE}: {error}")) from error
     return carried | {name: value for name in FIELDS if (value := getattr(given, name)) is not None}
 
 

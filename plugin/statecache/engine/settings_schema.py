@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 # The native index is imported where it is used: without it a server must still start.
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 
 if TYPE_CHECKING:
     from statecache import CostModel
@@ -82,7 +82,7 @@ def check_type(name: str, value: object) -> None:
     if name not in FIELDS:
         near = difflib.get_close_matches(name, FIELDS, 1)
         what = f": statecache_{near[0]} is one" if near else ""
-        raise SettingsError(on_one_line(f"there is no setting 'statecache_{name}'{what}"))
+        raise SettingsError(escape_control_chars(f"there is no setting 'statecache_{name}'{what}"))
     if name in _NUMBERS:
         if not isinstance(value, int) or isinstance(value, bool):
             raise _bad(name, value, f"use {_numbers_of(name)}")
@@ -186,8 +186,8 @@ def parse_cost(flag: str, text: str) -> CostModel:
             return CostModel(*coefficients)
         except ValueError as error:
             advice = str(error)
-    raise SettingsError(on_one_line(f"{flag} cannot be '{text}': {advice}"))
+    raise SettingsError(escape_control_chars(f"{flag} cannot be '{text}': {advice}"))
 
 
 def _bad(name: str, value: object, advice: str) -> SettingsError:
-    return SettingsError(on_one_line(f"{flag_of(name)} cannot be '{value}': {advice}"))
+    return SettingsError(escape_control_chars(f"{flag_of(name)} cannot be '{value}': {advice}"))

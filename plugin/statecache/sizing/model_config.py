@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 
 __all__ = ["DTYPE_BYTES", "ENGINES", "FAMILIES", "HybridModel", "model_of", "read_model"]
 
@@ -85,7 +85,7 @@ class _Config:
         self._keys = keys
 
     def error(self, problem: str) -> SettingsError:
-        return SettingsError(f"{self.source}: {on_one_line(problem)}")
+        return SettingsError(f"{self.source}: {escape_control_chars(problem)}")
 
     def get(self, *names: str) -> Any:
         """Return the first of these that is there and not null, or None."""
@@ -279,7 +279,9 @@ def model_of(keys: dict[str, Any], source: str, ranks: int = 1) -> HybridModel:
         kind = nested.get("model_type")
     if not _known(kind):
         what = "names no model_type" if kind is None else f"model_type {kind!r} is not known here"
-        raise SettingsError(f"{source}: {on_one_line(what)}: use one of {', '.join(FAMILIES)}")
+        raise SettingsError(
+            f"{source}: {escape_control_chars(what)}: use one of {', '.join(FAMILIES)}"
+        )
     family, read = FAMILIES[kind]
     model = read(_Config(source, family, keys, ranks))
     if model.state_layers < 1 or model.attention_layers < 1:
@@ -295,7 +297,7 @@ def _known(kind: object) -> TypeGuard[str]:
 def _load(path: Path) -> tuple[dict[str, Any], str]:
     try:
         file = path / "config.json" if path.is_dir() else path
-        source = on_one_line(str(file))
+        source = escape_control_chars(str(file))
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any]), source
     except RecursionError as error:
         raise SettingsError(f"{source}: is nested too deeply") from error
@@ -303,7 +305,9 @@ def _load(path: Path) -> tuple[dict[str, Any], str]:
         if isinstance(error, msgspec.MsgspecError | UnicodeDecodeError):
             raise SettingsError(f"{source}: is not a JSON object ({error})") from error
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise SettingsError(f"{on_one_line(str(path))}: cannot be read ({reason})") from error
+        raise SettingsError(
+            f"{escape_control_chars(str(path))}: cannot be read ({reason})"
+        ) from error
 
 
 def _named(config: _Config, name: str) -> str | None:

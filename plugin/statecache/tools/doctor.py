@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from statecache.errors import by_reason, on_one_line
+from statecache.errors import escape_control_chars, group_by_reason
 from statecache.tools.doctor_child import ENGINES, EngineFound, ExtensionFound, TorchFound
 from statecache.tools.doctor_server import look_at_server
 
@@ -107,7 +107,7 @@ def _look(what: str, kind: type[_Found]) -> _Found:
     if done.returncode == 0:
         return msgspec.json.decode(done.stdout, type=kind)
     lines = done.stderr.decode(errors="replace").strip().splitlines()
-    reason = on_one_line(lines[-1].strip()) if lines else "no word on stderr"
+    reason = escape_control_chars(lines[-1].strip()) if lines else "no word on stderr"
     if done.returncode < 0:
         raise _LookError(f"crashed with signal {-done.returncode} ({reason})")
     raise _LookError(reason)
@@ -186,7 +186,7 @@ def _of_engine(name: str, engines: dict[str, EngineFound]) -> Iterator[Finding]:
         yield Finding(name, "problem", f"the seams of {title} cannot be looked at: {error}")
         return
     broken = [(seam, state) for seam, state in found.seams.items() if state != "ok"]
-    for state, those in by_reason(broken, "--seams"):
+    for state, those in group_by_reason(broken, "--seams"):
         yield Finding(name, "problem", f"{state}: {those}")
     in_place = len(found.seams) - len(broken)
     text = f"{title} {found.version}: {in_place} of {len(found.seams)} seams are in place"

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from statecache.engine.metrics import DRY_RUN
-from statecache.errors import on_one_line
+from statecache.errors import escape_control_chars
 from statecache.tools.http_client import ServerAddress, ServerError
 
 __all__ = ["ServerFound", "look_at_server"]
@@ -40,7 +40,7 @@ def look_at_server(url: str) -> ServerFound:
         said = f"{where} answers {error.status}: whether it is active is unknown: {why}"
         return ServerFound("problem", said)
     level, said, engine = _verdict(content.decode(errors="replace"))
-    return ServerFound(level, on_one_line(f"{where}{said}"), engine)
+    return ServerFound(level, escape_control_chars(f"{where}{said}"), engine)
 
 
 def _verdict(text: str) -> ServerFound:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 
 __all__ = [
     "Fit",
@@ -92,7 +92,7 @@ def read_measurements(path: Path) -> list[Measurement]:
 
     Raises `SettingsError` naming the line. Blank lines and those that start with # are left out.
     """
-    name = on_one_line(str(path))
+    name = escape_control_chars(str(path))
     reader = csv.reader(io.StringIO(_text(path, name)))
     found: list[Measurement] = []
     names: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ def _measurement(row: Sequence[str], names: Sequence[str], where: str) -> Measur
     try:
         values = dict(zip(names, map(float, row), strict=True))
     except ValueError:
-        shown = on_one_line(",".join(row)[:80])
+        shown = escape_control_chars(",".join(row)[:80])
         pair = ",".join(names)
         raise SettingsError(
             f"{where}: {shown!r} is no pair of {pair}, and no line of names"

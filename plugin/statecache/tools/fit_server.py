@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 from statecache.tools.fit import Measurement
 from statecache.tools.http_client import ServerAddress, ServerError
 
@@ -108,4 +108,4 @@ class PrefillServer:
             raise SettingsError(f"--url: {error}") from error
         except (msgspec.MsgspecError, RecursionError) as error:
             problem = f"--url: {self._address}/{path} answers otherwise: {error}"
-            raise SettingsError(on_one_line(problem)) from error
+            raise SettingsError(escape_control_chars(problem)) from error

@@ -19,7 +19,7 @@ from urllib.request import (
     Request,
 )
 
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 
 __all__ = ["ServerAddress", "ServerError", "said_by", "without_user"]
 
@@ -30,7 +30,7 @@ class ServerError(Exception):
     """A server did not answer; the message is one line. `status` is that of an answer it gave."""
 
     def __init__(self, problem: str, status: int | None = None) -> None:
-        super().__init__(on_one_line(problem))
+        super().__init__(escape_control_chars(problem))
         self.status = status
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from statecache.engine.settings import flag_of
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 
 __all__ = ["FullError", "RecordFile", "check_record_file"]
 
@@ -27,7 +27,7 @@ def check_record_file(path: str) -> None:
 
     A device (/dev/null) is written to as it is.
     """
-    flag, shown = flag_of("record"), on_one_line(path)
+    flag, shown = flag_of("record"), escape_control_chars(path)
     try:
         there = Path(path).stat()
     except FileNotFoundError:
@@ -40,7 +40,9 @@ def check_record_file(path: str) -> None:
         raise SettingsError(f"{flag}: {shown} is there and no file: name another one")
     folder = Path(path).parent
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise SettingsError(f"{flag}: {on_one_line(str(folder))} is no directory to write to")
+        raise SettingsError(
+            f"{flag}: {escape_control_chars(str(folder))} is no directory to write to"
+        )
 
 
 def _names(path: str) -> Iterator[str]:
@@ -95,7 +97,7 @@ class RecordFile:
         try:
             self._file, self.name, self.taken = _opened(path)
         except OSError as error:
-            what = f"{flag_of('record')}: {on_one_line(path)} cannot be written"
+            what = f"{flag_of('record')}: {escape_control_chars(path)} cannot be written"
             raise SettingsError(f"{what} ({error.strerror})") from error
         self._packed = path.lower().endswith(".gz")
         self._most_bytes = most_bytes - self.taken

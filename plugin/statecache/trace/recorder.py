@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from statecache.errors import on_one_line
+from statecache.errors import escape_control_chars
 from statecache.trace.format import BLOCK_TOKENS
 from statecache.trace.record_file import FullError, RecordFile
 
@@ -130,7 +130,7 @@ class TraceRecorder:
         observe: Observer | None = None,
     ) -> None:
         self._file = None if path is None else RecordFile(path, most_mib * _MIB)
-        name = "" if self._file is None else on_one_line(self._file.name)
+        name = "" if self._file is None else escape_control_chars(self._file.name)
         self._what = f"the recording to {name}" if name else "the dry run"
         self._observe = observe
         self._most_mib = most_mib

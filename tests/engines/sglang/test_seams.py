@@ -12,8 +12,9 @@ from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache import unified_radix_cache
 from sglang.srt.mem_cache.unified_cache import tree_core_registry
 
-from statecache.engine.seams import Seam, SeamError, probe
+from statecache.engine.seams import Seam, probe
 from statecache.engine.settings import Settings
+from statecache.errors import SeamError
 from statecache_sglang import seam_table, seams
 from statecache_sglang.install import install
 from statecache_sglang.seam_table import SEAMS, TESTED

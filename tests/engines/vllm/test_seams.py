@@ -13,9 +13,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import supports_hma
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-from statecache.engine.seams import Seam, SeamError, probe
+from statecache.engine.seams import Seam, probe
 from statecache.engine.settings import Settings
-from statecache.errors import SettingsError
+from statecache.errors import SeamError, SettingsError
 from statecache_vllm import adapter, seam_table, seams
 from statecache_vllm import unsupported as refusals
 from statecache_vllm.install import check_seams

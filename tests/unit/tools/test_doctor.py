@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import statecache
-from statecache.engine.seams import Seam, SeamError, check
+from statecache.engine.seams import Seam, check
+from statecache.errors import SeamError
 from statecache.tools.doctor_server import look_at_server
 from support.replay_support import assert_one_line, run
 

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, TypeVar
 import msgspec
 
 from statecache.ab.drivers.cache_layer_protocol import Answer, Hello, Job
-from statecache.errors import SettingsError, on_one_line
+from statecache.errors import SettingsError, escape_control_chars
 
 if TYPE_CHECKING:
     from statecache.ab.arms import Arm
@@ -69,13 +69,15 @@ class EngineProcess:
         except OSError as error:
             self._log.close()
             raise SettingsError(
-                on_one_line(f"{engine}: cannot start {command[0]} ({error.strerror})")
+                escape_control_chars(f"{engine}: cannot start {command[0]} ({error.strerror})")
             ) from error
         try:
             self.version = self._read(Hello).version
         except ArmError as error:
             self.close()
-            raise SettingsError(on_one_line(_not_there(engine, command[0], str(error)))) from error
+            raise SettingsError(
+                escape_control_chars(_not_there(engine, command[0], str(error)))
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -86,7 +88,7 @@ class EngineProcess:
         self._write(msgspec.json.encode(Job(arm, prompts)) + b"\n")
         answer = self._read(Answer)
         if answer.played is None:
-            raise ArmError(on_one_line(f"{self._engine}: {answer.error}"))
+            raise ArmError(escape_control_chars(f"{self._engine}: {answer.error}"))
         return answer.played
 
     @property

@@ -11,7 +11,7 @@ import msgspec
 from aiohttp.http_exceptions import HttpProcessingError
 
 from statecache.ab.server_results import Answered
-from statecache.errors import on_one_line
+from statecache.errors import escape_control_chars
 from statecache.tools.http_client import said_by
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Client:
 
     def _shown(self, text: str) -> str:
         """Return an error's text as it may be shown: the key is hidden before it is cut."""
-        return on_one_line(self._arm.hidden(text)[:_SHOWN_CHARACTERS])
+        return escape_control_chars(self._arm.hidden(text)[:_SHOWN_CHARACTERS])
 
 
 class _Answer:

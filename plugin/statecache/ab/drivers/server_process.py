@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from statecache.ab.drivers.interrupts import interrupts_put_off
-from statecache.errors import on_one_line
+from statecache.errors import escape_control_chars
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,7 +73,7 @@ class ServerProcess:
             lines = self._arm.hidden(file.read().decode(errors="replace")).splitlines()
         last = [line.strip()[:_SHOWN_CHARACTERS] for line in lines if line.strip()][-_LAST_LINES:]
         ended = "" if self.alive else f"the server ended with status {self._process.returncode}; "
-        return on_one_line(f"{ended}{self._log}: {' | '.join(last) or 'empty'}")
+        return escape_control_chars(f"{ended}{self._log}: {' | '.join(last) or 'empty'}")
 
     def close(self) -> None:
         """Ask it to end, and end what is left of it and its children by force."""
