@@ -108,7 +108,7 @@ def patches(settings: Settings) -> tuple[Patch, ...]:
         except (MemoryError, RuntimeError, _library().PoolDoesNotFitError) as error:
             exit_engine(
                 f"no memory for an int8 checkpoint pool of {slots} states:"
-                f" {escape_control_chars(str(error))}"
+                f" {escape_control_chars(str(error))}: lower {flag_of('int8_slots')}"
             )
         _log.info(
             "statecache: int8 checkpoint pool of %d states, %d bytes",

@@ -97,8 +97,8 @@ def check_slots(settings: Settings, vllm_config: Any) -> None:
     dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
     state = vllm_config.cache_config.mamba_ssm_cache_dtype
     model = msgspec.structs.replace(model, dtype=dtype if dtype in DTYPE_BYTES else model.dtype)
-    bytes_of = model.int8_bytes if settings.checkpoint_mode == "int8" else model.state_bytes
-    one = bytes_of("vllm", state if state in DTYPE_BYTES else None)
+    kept = settings.checkpoint_mode or "native"
+    one = model.bytes_at_rest(kept, "vllm", state if state in DTYPE_BYTES else None)
     if asked * one > (total := seams.device_memory()):
         raise SettingsError(
             f"{_need(settings, asked, one)}, and a device here has {total:,}: give fewer"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from operator import index
@@ -10,9 +10,8 @@ from operator import index
 import torch
 from torch import Tensor
 
-from statecache.checkpoint.reference import scale_dtype
+from statecache.checkpoint.formats import format_named
 
-MODES = ("int8", "native")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -113,18 +112,23 @@ class Layout:
         """Whether one temporal tensor holds all layers."""
         return self.temporals[0].dim() == 5
 
+    def temporal_pairs(self, kept: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+        """Return the engine's tensors beside those of `kept`, `[layers, slots, ...]`."""
+        if self.stacked:
+            return [(self.temporals[0], kept)]
+        return zip(self.temporals, kept.unbind(0), strict=True)
+
 
 def layout_of(active: ActiveState, mode: str) -> Layout:
-    """Check all of `active`: `ValueError` says what a pool in `mode` could not copy."""
-    if mode not in MODES:
-        raise ValueError(f"unknown mode '{mode}': use int8 or native")
+    """Check all of `active`: `ValueError` says what a pool of the format `mode` cannot copy."""
+    at_rest = format_named(mode)
     temporals = active.temporals()
     temporal = temporals[0]
     slots, heads, d_v, d_k = temporal.shape[-4:]
-    if mode == "int8" and (d_v % 8 or d_k % 8):
-        raise ValueError(f"d_v {d_v} and d_k {d_k} must be multiples of 8")
-    if _has_gaps(temporal, -2 if mode == "int8" else -3):
-        what = "a head's matrix" if mode == "int8" else "a slot's heads"
+    if d_v % at_rest.side_multiple or d_k % at_rest.side_multiple:
+        raise ValueError(f"d_v {d_v} and d_k {d_k} must be multiples of {at_rest.side_multiple}")
+    if _has_gaps(temporal, -at_rest.dense_dims):
+        what = "a head's matrix" if at_rest.dense_dims == 2 else "a slot's heads"
         raise ValueError(f"temporal state with strides {temporal.stride()}: {what} has gaps")
     rows: dict[str, SideState] = {}
     shapes: list[object] = []
@@ -161,13 +165,11 @@ def pool_parts(layout: Layout, mode: str) -> list[Part]:
     temporal = layout.temporals[0]
     layers = temporal.shape[0] if layout.stacked else len(layout.temporals)
     heads, d_v, d_k = temporal.shape[-3:]
-    if mode == "int8":
-        parts = [
-            Part("quantized", (layers,), (heads, d_v, d_k), torch.int8),
-            Part("scale", (layers,), (heads, 1, d_k), scale_dtype(temporal.dtype)),
-        ]
-    else:
-        parts = [Part("temporal", (layers,), (heads, d_v, d_k), temporal.dtype)]
+    dtype = str(temporal.dtype).removeprefix("torch.")
+    parts = [
+        Part(part.name, (layers,), part.shape, getattr(torch, part.dtype))
+        for part in format_named(mode).parts((heads, d_v, d_k), dtype)
+    ]
     for name, state in layout.exact.items():
         shape = state.tensor.shape
         leading, trailing = shape[: state.slot_dim], shape[state.slot_dim + 1 :]

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from statecache.checkpoint.formats import format_named
 from statecache.checkpoint.layout import (
     ActiveState,
     Layout,
@@ -32,13 +33,22 @@ __all__ = [
     "estimate_bytes",
 ]
 
-FLAG = "--statecache-int8-slots"
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _log = logging.getLogger("statecache.checkpoint")
 
 
 class PoolDoesNotFitError(ValueError):
-    """More slots were asked for than fit in the memory that is free."""
+    """More slots were asked for than fit in the memory that is free.
+
+    `slots` were asked for, `needed` and `free` are bytes, `fits` is the most slots that do fit.
+    """
+
+    def __init__(self, slots: int, needed: int, free: int, fits: int, device: str) -> None:
+        self.slots, self.needed, self.free, self.fits = slots, needed, free, fits
+        advice = f"{fits} slots would fit" if fits else "not even one slot fits"
+        super().__init__(
+            f"{slots} slots need {needed:,} bytes on {device}, {free:,} are free: {advice}"
+        )
 
 
 def _free_bytes(device: torch.device) -> int | None:
@@ -105,9 +115,10 @@ class StoreReport:
 class CheckpointPool:
     """Slots for cached states, copied in and out of an engine's active pool.
 
-    In mode "int8" the temporal state is quantised; in mode "native" it is kept as it is.
-    Convolution and side states are kept bit for bit in both. Only int8 states are looked at: NaN
-    and Inf in anything that is kept bit for bit are stored and come back like other values.
+    `mode` names the format of temporal states, a row of `statecache.checkpoint.formats`.
+    Convolution and side states are kept bit for bit in all. Only states of a format that is not
+    exact are looked at: NaN and Inf in anything that is kept bit for bit are stored and come back
+    like other values.
 
     One launch moves all layers of all listed slots. On CUDA copies run on the current stream, each
     after the pool's copy before it, on whatever stream that ran; the host does not wait, except
@@ -135,7 +146,7 @@ class CheckpointPool:
         self._device = layout.temporals[0].device
         self.bytes_per_state = sum(part.bytes_per_slot for part in parts)
         self._require_memory(slots, free_bytes)
-        self._mode = mode
+        self._format = format_named(mode)
         self._signature = layout.signature
         self._copies = copies or copies_for(str(self._device))
         self._order = CopyOrder(self._device)
@@ -267,13 +278,10 @@ class CheckpointPool:
         if free is None or asked <= free:
             return
         fits = max(free // self.bytes_per_state - self._first, 0)
-        advice = f"the largest that fits is {FLAG} {fits}" if fits else "not even one slot fits"
-        raise PoolDoesNotFitError(
-            f"{FLAG} {slots} needs {asked:,} bytes on {self._device}, {free:,} are free: {advice}"
-        )
+        raise PoolDoesNotFitError(slots, asked, free, fits, str(self._device))
 
     def _checked(self, active: ActiveState) -> Layout:
-        layout = layout_of(active, self._mode)
+        layout = layout_of(active, self._format.name)
         if layout.signature != self._signature:
             raise ValueError(
                 f"the active state is {layout.signature}, the pool was made for {self._signature}"
@@ -328,29 +336,13 @@ class CheckpointPool:
         for name, state in layout.exact.items():
             kept = self._tensors[name]
             self._copies.move(state.tensor, kept, sources, targets, state.slot_dim)
-        if self._mode == "int8":
-            quantized, scale = self._tensors["quantized"], self._tensors["scale"]
-            self._copies.store(layout.temporals, quantized, scale, flags, sources, targets)
-            return
-        for tensor, kept in self._temporal_pairs(layout):
-            self._copies.move(tensor, kept, sources, targets, int(layout.stacked))
-        flags += ((sources >= 0) & (sources < layout.slots)).to(torch.int32) * STORED
+        self._format.store(self._copies, layout, self._tensors, flags, sources, targets)
 
     def _copy_out(self, layout: Layout, sources: Tensor, targets: Tensor) -> None:
         for name, state in layout.exact.items():
             kept = self._tensors[name]
             self._copies.move(kept, state.tensor, sources, targets, state.slot_dim)
-        if self._mode == "int8":
-            quantized, scale = self._tensors["quantized"], self._tensors["scale"]
-            self._copies.load(quantized, scale, layout.temporals, sources, targets)
-            return
-        for tensor, kept in self._temporal_pairs(layout):
-            self._copies.move(kept, tensor, sources, targets, int(layout.stacked))
-
-    def _temporal_pairs(self, layout: Layout) -> Iterable[tuple[Tensor, Tensor]]:
-        """Return the engine's tensors and ours that a move takes together, in mode "native"."""
-        kept = self._tensors["temporal"]
-        return zip(layout.temporals, [kept] if layout.stacked else kept, strict=True)
+        self._format.load(self._copies, layout, self._tensors, sources, targets)
 
     def _release(self, slot: int) -> None:
         del self._stored[slot]

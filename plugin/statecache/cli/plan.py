@@ -189,7 +189,7 @@ def _sizes(demand: Demand, engine: str) -> _Sizes:
     return _Sizes(
         engine=engine,
         state_bytes=model.state_bytes(engine, asked),
-        int8_state_bytes=model.int8_bytes(engine, asked),
+        int8_state_bytes=model.bytes_at_rest("int8", engine, asked),
         kv_token_bytes=model.kv_token_bytes(demand.kv_dtype),
         block_tokens=block,
     )

@@ -8,13 +8,15 @@ from typing import Any, TypeGuard
 
 import msgspec
 
+from statecache.checkpoint.formats import DTYPE_BYTES as STATE_BYTES
+from statecache.checkpoint.formats import format_named
 from statecache.errors import SettingsError, escape_control_chars
 
 __all__ = ["DTYPE_BYTES", "ENGINES", "FAMILIES", "HybridModel", "model_of", "read_model"]
 
 ENGINES = ("sglang", "vllm")
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
-_SCALE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 4}  # see `checkpoint_layout`
+STATE_DTYPES = ("float32", "bfloat16", "float16")
+DTYPE_BYTES = {**{name: STATE_BYTES[name] for name in STATE_DTYPES}, "fp8": 1}
 
 
 class HybridModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,11 +56,10 @@ class HybridModel(msgspec.Struct, frozen=True, kw_only=True):
         """Return the bytes of a state, all layers."""
         return self.state_layers * self.layer_state_bytes(engine, asked)
 
-    def int8_bytes(self, engine: str, asked: str | None = None) -> int:
-        """Return the bytes of a state in the int8 checkpoint pool."""
+    def bytes_at_rest(self, checkpoints: str, engine: str, asked: str | None = None) -> int:
+        """Return the bytes of a state in a checkpoint pool of the format `checkpoints`."""
         conv, temporal = self.state_dtypes(engine, asked)
-        heads, d_v, d_k = self.temporal
-        at_rest = heads * d_v * d_k + heads * d_k * _SCALE_BYTES[temporal]
+        at_rest = format_named(checkpoints).bytes_per_layer(self.temporal, temporal)
         return self.state_layers * (self.conv_values * DTYPE_BYTES[conv] + at_rest)
 
     def kv_token_bytes(self, dtype: str | None = None) -> int:
@@ -312,9 +313,9 @@ def _load(path: Path) -> tuple[dict[str, Any], str]:
 
 def _named(config: _Config, name: str) -> str | None:
     value = config.get(name)
-    if value is None or (isinstance(value, str) and value in _SCALE_BYTES):
+    if value is None or (isinstance(value, str) and value in STATE_DTYPES):
         return value
-    raise config.error(f"{name} is {value!r}: use {', '.join(_SCALE_BYTES)}")
+    raise config.error(f"{name} is {value!r}: use {', '.join(STATE_DTYPES)}")
 
 
 def _model(
@@ -327,8 +328,8 @@ def _model(
     named: dict[str, str | None],
 ) -> HybridModel:
     dtype = config.get("dtype", "torch_dtype") or "bfloat16"
-    if not isinstance(dtype, str) or dtype not in _SCALE_BYTES:
-        raise config.error(f"dtype is {dtype!r}: use {', '.join(_SCALE_BYTES)}")
+    if not isinstance(dtype, str) or dtype not in STATE_DTYPES:
+        raise config.error(f"dtype is {dtype!r}: use {', '.join(STATE_DTYPES)}")
     return HybridModel(
         family=config.family,
         dtype=dtype,

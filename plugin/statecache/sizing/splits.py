@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from statecache.checkpoint.formats import FORMATS
 from statecache.errors import SettingsError
 from statecache.replay.block_pools import SlotRule, replay_pool, replay_slots
 from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
@@ -119,7 +120,7 @@ class _Player:
         self.demand, self.tree = demand, tree
         self.kv_token = model.kv_token_bytes(demand.kv_dtype)
         self.state = model.state_bytes(self.engine, asked)
-        self.kept = {"native": self.state, "int8": model.int8_bytes(self.engine, asked)}
+        self.kept = {name: model.bytes_at_rest(name, self.engine, asked) for name in FORMATS}
         self.active = demand.running * (demand.slots_a_request or SLOTS_A_REQUEST[self.engine])
         self.prompt_tokens = sum(len(path) for path in tree.paths) * BLOCK_TOKENS
         self.free = demand.memory_bytes - self.active_bytes()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from statecache.checkpoint import pool as checkpoint_pool
+from statecache.checkpoint.formats import FORMATS
 from statecache.checkpoint.ops import native_copies, plain_copies
 from statecache.checkpoint.pool import (
     ActiveState,
@@ -48,7 +49,7 @@ def exact_rows(active, slot):
     return [s.tensor.select(s.slot_dim, slot) for s in active.exact().values()]
 
 
-@pytest.mark.parametrize("mode", ["int8", "native"])
+@pytest.mark.parametrize("mode", FORMATS)
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_state_comes_back(dtype, apart, mode):
@@ -71,12 +72,12 @@ def test_a_state_comes_back(dtype, apart, mode):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("mode", ["int8", "native"])
+@pytest.mark.parametrize("mode", FORMATS)
 def test_a_pool_on_the_cpu(mode, dtype):
     check_a_pool("cpu", mode, dtype)
 
 
-@pytest.mark.parametrize("mode", ["int8", "native"])
+@pytest.mark.parametrize("mode", FORMATS)
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("reserve", [False, True])
 def test_the_estimate_is_what_is_allocated(mode, apart, reserve):
@@ -106,9 +107,9 @@ def test_too_many_slots_are_refused_with_the_numbers(reserve, fits):
         CheckpointPool(active, 9, free_bytes=3 * one + 5, reserve_slot_zero=reserve)
     asked = (9 + reserve) * one
     assert str(error.value) == (
-        f"--statecache-int8-slots 9 needs {asked:,} bytes on cpu, {3 * one + 5:,} are free:"
-        f" the largest that fits is --statecache-int8-slots {fits}"
+        f"9 slots need {asked:,} bytes on cpu, {3 * one + 5:,} are free: {fits} slots would fit"
     )
+    assert (error.value.slots, error.value.needed, error.value.fits) == (9, asked, fits)
     CheckpointPool(active, fits, free_bytes=3 * one + 5, reserve_slot_zero=reserve)
     with pytest.raises(PoolDoesNotFitError, match="not even one slot fits"):
         CheckpointPool(active, 1, free_bytes=one - 1, reserve_slot_zero=reserve)
@@ -244,7 +245,7 @@ def test_a_late_report_leaves_later_uses_of_a_slot_alone():
     pool.load([slot], active, [5])
 
 
-@pytest.mark.parametrize("mode", ["int8", "native"])
+@pytest.mark.parametrize("mode", FORMATS)
 def test_negative_entries_are_skipped(mode):
     active = make_active()
     pool = CheckpointPool(active, 3, mode=mode)
@@ -258,7 +259,7 @@ def test_negative_entries_are_skipped(mode):
         pool.load([slots[1]], back, [0])
 
 
-@pytest.mark.parametrize("mode", ["int8", "native"])
+@pytest.mark.parametrize("mode", FORMATS)
 @pytest.mark.parametrize("copies", [native_copies(), plain_copies()])
 @pytest.mark.parametrize("skipped", [-1, S, 99])
 @pytest.mark.parametrize("read", [False, True])
@@ -368,7 +369,7 @@ def test_an_active_state_that_cannot_be_kept(make, reason):
 
 
 def test_bad_modes_and_sizes():
-    with pytest.raises(ValueError, match="unknown mode 'int4'"):
+    with pytest.raises(ValueError, match="unknown checkpoint format 'int4': use native or int8"):
         CheckpointPool(make_active(), 1, mode="int4")
     with pytest.raises(ValueError, match="at least 1 slot"):
         CheckpointPool(make_active(), 0)
@@ -411,7 +412,7 @@ def with_rows_transposed(active):
         (with_rows_transposed, "the pool was made for"),
     ],
 )
-@pytest.mark.parametrize("mode", ["int8", "native"])
+@pytest.mark.parametrize("mode", FORMATS)
 @pytest.mark.parametrize("copies", [native_copies(), plain_copies()])
 def test_a_layout_that_does_not_fit_is_refused_before_anything_moves(change, reason, mode, copies):
     active = make_active()

@@ -34,8 +34,14 @@ def test_qwen3_next_to_the_byte(tmp_path):
     assert (model.temporal, model.conv_values) == ((32, 128, 128), 24_576)
     assert model.state_bytes("sglang") == 36 * (4 * 524_288 + 2 * 24_576) == 77_266_944
     assert model.state_bytes("vllm") == 36 * (2 * 524_288 + 2 * 24_576) == 39_518_208
-    assert model.int8_bytes("sglang") == 36 * (524_288 + 4 * 4_096 + 2 * 24_576) == 21_233_664
-    assert model.int8_bytes("vllm") == 36 * (524_288 + 2 * 4_096 + 2 * 24_576) == 20_938_752
+    assert (
+        model.bytes_at_rest("int8", "sglang")
+        == 36 * (524_288 + 4 * 4_096 + 2 * 24_576)
+        == 21_233_664
+    )
+    assert (
+        model.bytes_at_rest("int8", "vllm") == 36 * (524_288 + 2 * 4_096 + 2 * 24_576) == 20_938_752
+    )
     assert model.kv_token_bytes() == 12 * 2 * 2 * 256 * 2 == 24_576
     assert model.kv_token_bytes("fp8") == 12_288
     # 1,097,728 bytes a layer, 2,048 bytes of KV a token and layer: 536 tokens at least.
@@ -58,7 +64,7 @@ def test_what_was_measured_of_published_models(tmp_path, keys, layers, full, hal
     assert (model.state_layers, model.attention_layers) == layers
     assert mib(model.state_bytes("sglang")) == full
     assert mib(model.state_bytes("sglang", "bfloat16")) == half
-    assert mib(model.int8_bytes("sglang")) == int8
+    assert mib(model.bytes_at_rest("int8", "sglang")) == int8
 
 
 def test_kimi_linear_keeps_one_latent_vector_a_token(tmp_path):
@@ -175,6 +181,6 @@ def test_the_int8_pool_takes_what_was_computed(tmp_path, name):
                 (model.state_layers, 1, model.conv_values), dtype=conv, device="meta"
             )
             active = ActiveState(states, [rows])
-            assert estimate_bytes(active, 1) == model.int8_bytes(engine, asked)
+            assert estimate_bytes(active, 1) == model.bytes_at_rest("int8", engine, asked)
             native = estimate_bytes(active, 1, mode="native")
             assert native == model.state_bytes(engine, asked)

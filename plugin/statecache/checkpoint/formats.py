@@ -1,0 +1,161 @@
+"""Every format a checkpoint may have at rest: one row of `FORMATS` each.
+
+A format says what a temporal state becomes in the pool; convolution and side states are kept bit
+for bit in every format. Importing this loads no torch: the settings and `statecache plan` read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from statecache.checkpoint.layout import Layout
+    from statecache.checkpoint.ops import Copies
+
+__all__ = ["DTYPE_BYTES", "FORMATS", "Format", "TemporalPart", "format_named"]
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TemporalPart:
+    """One tensor that the temporal state of a layer becomes: `shape` is heads, rows, columns."""
+
+    name: str
+    shape: Shape
+    dtype: str
+
+
+StoreTemporal = Callable[
+    ["Copies", "Layout", Mapping[str, "Tensor"], "Tensor", "Tensor", "Tensor"], None
+]
+"""`(copies, layout, kept, report, sources, targets)`: `kept` are the pool's tensors by name."""
+LoadTemporal = Callable[["Copies", "Layout", Mapping[str, "Tensor"], "Tensor", "Tensor"], None]
+"""`(copies, layout, kept, sources, targets)`: the way back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """How temporal states lie in a checkpoint pool.
+
+    `parts(shape, dtype)` names the tensors for a layer's heads, d_v, d_k and the type of its
+    state. `store` and `load` move temporal states of all layers; `store` reports as
+    `statecache.checkpoint.ops` says. A format that is `exact` never refuses a state.
+
+    The constraints: d_v and d_k are multiples of `side_multiple`, and the last `dense_dims` of the
+    dimensions heads, d_v, d_k lie in memory without gaps.
+    """
+
+    name: str
+    summary: str
+    exact: bool
+    side_multiple: int
+    dense_dims: int
+    parts: Callable[[Shape, str], tuple[TemporalPart, ...]]
+    store: StoreTemporal
+    load: LoadTemporal
+
+    def bytes_per_layer(self, shape: Shape, dtype: str) -> int:
+        """Return the bytes that the temporal state of one layer takes in a slot."""
+        return sum(prod(part.shape) * DTYPE_BYTES[part.dtype] for part in self.parts(shape, dtype))
+
+
+def _native_parts(shape: Shape, dtype: str) -> tuple[TemporalPart, ...]:
+    return (TemporalPart("temporal", shape, dtype),)
+
+
+def _native_store(
+    copies: Copies,
+    layout: Layout,
+    kept: Mapping[str, Tensor],
+    report: Tensor,
+    sources: Tensor,
+    targets: Tensor,
+) -> None:
+    for tensor, slots in layout.temporal_pairs(kept["temporal"]):
+        copies.move(tensor, slots, sources, targets, int(layout.stacked))
+    report += (sources >= 0) & (sources < layout.slots)  # STORED is 1
+
+
+def _native_load(
+    copies: Copies,
+    layout: Layout,
+    kept: Mapping[str, Tensor],
+    sources: Tensor,
+    targets: Tensor,
+) -> None:
+    for tensor, slots in layout.temporal_pairs(kept["temporal"]):
+        copies.move(slots, tensor, sources, targets, int(layout.stacked))
+
+
+def _int8_parts(shape: Shape, dtype: str) -> tuple[TemporalPart, ...]:
+    heads, _, d_k = shape
+    # A float16 scale would underflow.
+    scale = "bfloat16" if dtype == "bfloat16" else "float32"
+    return (
+        TemporalPart("quantized", shape, "int8"),
+        TemporalPart("scale", (heads, 1, d_k), scale),
+    )
+
+
+def _int8_store(
+    copies: Copies,
+    layout: Layout,
+    kept: Mapping[str, Tensor],
+    report: Tensor,
+    sources: Tensor,
+    targets: Tensor,
+) -> None:
+    copies.store(layout.temporals, kept["quantized"], kept["scale"], report, sources, targets)
+
+
+def _int8_load(
+    copies: Copies,
+    layout: Layout,
+    kept: Mapping[str, Tensor],
+    sources: Tensor,
+    targets: Tensor,
+) -> None:
+    copies.load(kept["quantized"], kept["scale"], layout.temporals, sources, targets)
+
+
+_ROWS = (
+    Format(
+        name="native",
+        summary="exact copies",
+        exact=True,
+        side_multiple=1,
+        dense_dims=3,
+        parts=_native_parts,
+        store=_native_store,
+        load=_native_load,
+    ),
+    Format(
+        name="int8",
+        summary="one scale a head and key channel, about half the bytes of bfloat16",
+        exact=False,
+        side_multiple=8,
+        dense_dims=2,
+        parts=_int8_parts,
+        store=_int8_store,
+        load=_int8_load,
+    ),
+)
+FORMATS: Mapping[str, Format] = {row.name: row for row in _ROWS}
+
+
+def format_named(name: str) -> Format:
+    """Return the format of this name; `ValueError` lists the names there are."""
+    try:
+        return FORMATS[name]
+    except KeyError:
+        raise ValueError(
+            f"unknown checkpoint format '{name}': use {' or '.join(FORMATS)}"
+        ) from None
