@@ -171,7 +171,7 @@ fuzz: install
 	  -DSTATECACHE_SANITIZE=address,undefined -DPython_EXECUTABLE=$(abspath $(PY)) >/dev/null
 	cmake --build build/cpp-fuzz --target index_fuzz
 	build/cpp-fuzz/tests/cpp/fuzz/index_fuzz $(SECONDS)s tests/cpp/fuzz/corpus build/fuzz/index
-	for target in trace settings; do \
+	for target in trace convert settings; do \
 	  $(PY) tests/fuzz/run.py $$target $(SECONDS) tests/fuzz/corpus/$$target || exit 1; done
 
 # For this Python, with the copies for torch from 2.13 on, and CUDA kernels where there is an nvcc.

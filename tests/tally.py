@@ -28,7 +28,7 @@ FLOORS = {
         "golden": 140,
         "mutation": 30,
         "packaging": 8,
-        "fuzz": 2,
+        "fuzz": 3,
         "gpu": 56,
     },
     "sglang": {"sglang": 432},

@@ -12,6 +12,7 @@ from statecache.engine.settings import (
     given_on,
 )
 from statecache.errors import SettingsError, TraceError
+from statecache.trace.convert import trace_lines
 from statecache.trace.format import BLOCK_TOKENS, read_trace
 
 
@@ -27,6 +28,18 @@ def trace(data: bytes) -> None:
         assert 1 <= request.input_length // BLOCK_TOKENS <= len(request.hash_ids)
         assert 0 <= request.output_length < 2**31
         assert all(-(2**63) <= block < 2**63 for block in request.hash_ids)
+
+
+def convert(data: bytes) -> None:
+    """Convert the bytes, packed or not: what comes out is a good trace, sorted by time."""
+    try:
+        lines = [*trace_lines("-", stdin=io.BytesIO(data))]
+    except TraceError as error:
+        assert_one_line(str(error))
+        return
+    found = read_trace("-", stdin=io.BytesIO(b"".join(lines)))
+    times = [request.timestamp for request in found.requests]
+    assert times == sorted(times)
 
 
 class _RefusedError(Exception):
@@ -68,4 +81,4 @@ def assert_one_line(message: str) -> None:
     assert message.isprintable(), ascii(message)
 
 
-TARGETS = {"trace": trace, "settings": settings}
+TARGETS = {"trace": trace, "convert": convert, "settings": settings}

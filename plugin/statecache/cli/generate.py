@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from statecache.cli.output import check_output, whole_file
+from statecache.cli.output import check_output, write_lines
 from statecache.errors import SettingsError
 from statecache.trace.generate_agent import AgentWorkload, agent_lines
 from statecache.trace.generate_mixed import CHOICES, MixedWorkload, mixed_lines
@@ -128,9 +127,4 @@ def _named_options() -> Iterator[None]:
 
 def _write(output: Path, lines: Iterable[bytes]) -> None:
     check_output("--output", output)
-    with whole_file("--output", output) as file:
-        if output.suffix.lower() == ".gz":
-            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
-                packed.writelines(lines)
-        else:
-            file.writelines(lines)
+    write_lines("--output", output, lines)

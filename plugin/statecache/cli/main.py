@@ -23,6 +23,7 @@ from statecache.cli.output import check_outputs, whole_file
 from statecache.cli.plan import plan_command
 from statecache.cli.plot import check_plot, draw_hit_rates
 from statecache.cli.replay_options import Options, pool_settings, replay_settings
+from statecache.cli.trace import trace
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.replay.block_pools import pool_rows
 from statecache.replay.report import (
@@ -46,6 +47,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(generate, name="generate")
+app.add_typer(trace, name="trace")
 app.command("ab")(ab_command)
 app.command("plan")(plan_command)
 app.command("doctor")(doctor_command)

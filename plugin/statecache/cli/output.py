@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import stat
 from contextlib import contextmanager, suppress
@@ -11,9 +12,9 @@ from typing import IO, TYPE_CHECKING
 from statecache.errors import SettingsError, escape_control_chars
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["check_output", "check_outputs", "whole_file"]
+__all__ = ["check_new_output", "check_output", "check_outputs", "whole_file", "write_lines"]
 
 
 def check_outputs(outputs: Mapping[str, Path | None], source: str | None = None) -> None:
@@ -52,6 +53,24 @@ def check_output(flag: str, path: Path, trace: str | None = None) -> None:
             part.touch()
         finally:  # also when a signal ends the command here
             part.unlink(missing_ok=True)
+
+
+def check_new_output(flag: str, path: Path, trace: str | None = None) -> None:
+    """As `check_output`; a file that is there already is not replaced, unless it is a stream."""
+    check_output(flag, path, trace)
+    with _named(flag, path):
+        if _stat(path) and not _stream(path) and not _is_direct(path):
+            raise SettingsError(f"{flag}: {_shown(path)} is there already: name another file")
+
+
+def write_lines(flag: str, path: Path, lines: Iterable[bytes]) -> None:
+    """Write `lines` as one whole file, packed if the name ends in .gz: the same bytes each time."""
+    with whole_file(flag, path) as file:
+        if path.suffix.lower() == ".gz":
+            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
+                packed.writelines(lines)
+        else:
+            file.writelines(lines)
 
 
 @contextmanager
