@@ -6,10 +6,10 @@ from tempfile import TemporaryDirectory
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_sources import conversation, request, write_folder
 
 from statecache.trace.convert import trace_lines
 from statecache.trace.format import read_trace
+from support.trace_sources import conversation, request, write_folder
 
 SECONDS = st.none() | st.floats(0, 200)
 

@@ -6,8 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from replay_support import COMMAND, assert_one_line, run
-from trace_sources import conversation, request, subagent, write_folder
+
+from support.replay_support import COMMAND, assert_one_line, run
+from support.trace_sources import conversation, request, subagent, write_folder
 
 GOOD = conversation([request(0, 1_024, [1, 2, 3, 4], api_time=1, think_time=0)])
 LINE = b'{"timestamp":0,"input_length":1024,"output_length":1,"hash_ids":[1,2]}\n'

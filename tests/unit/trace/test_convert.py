@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from trace_sources import conversation, request, subagent, write_folder
 
 from statecache.errors import TraceError
 from statecache.trace import convert
 from statecache.trace.convert import trace_lines
 from statecache.trace.format import read_trace
+from support.trace_sources import conversation, request, subagent, write_folder
 
 # Of 3, 4 and 4 blocks; at its third request the second block of the system prompt is another.
 GROWING = [
