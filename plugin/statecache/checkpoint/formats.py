@@ -6,7 +6,7 @@ for bit in every format. Importing this loads no torch: the settings and `statec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from statecache.checkpoint.layout import Layout
     from statecache.checkpoint.ops import Copies
 
 __all__ = ["DTYPE_BYTES", "FORMATS", "Format", "TemporalPart", "format_named"]
@@ -34,11 +33,17 @@ class TemporalPart:
 
 
 StoreTemporal = Callable[
-    ["Copies", "Layout", Mapping[str, "Tensor"], "Tensor", "Tensor", "Tensor"], None
+    ["Copies", Sequence["Tensor"], Mapping[str, "Tensor"], "Tensor", "Tensor", "Tensor"], None
 ]
-"""`(copies, layout, kept, report, sources, targets)`: `kept` are the pool's tensors by name."""
-LoadTemporal = Callable[["Copies", "Layout", Mapping[str, "Tensor"], "Tensor", "Tensor"], None]
-"""`(copies, layout, kept, sources, targets)`: the way back."""
+"""`(copies, temporals, kept, report, sources, targets)`.
+
+`temporals` are the engine's, one `[layers, slots, heads, d_v, d_k]` or a `[slots, heads, d_v, d_k]`
+for each layer; `kept` are the pool's tensors by name.
+"""
+LoadTemporal = Callable[
+    ["Copies", Sequence["Tensor"], Mapping[str, "Tensor"], "Tensor", "Tensor"], None
+]
+"""`(copies, temporals, kept, sources, targets)`: the way back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,26 +78,35 @@ def _native_parts(shape: Shape, dtype: str) -> tuple[TemporalPart, ...]:
 
 def _native_store(
     copies: Copies,
-    layout: Layout,
+    temporals: Sequence[Tensor],
     kept: Mapping[str, Tensor],
     report: Tensor,
     sources: Tensor,
     targets: Tensor,
 ) -> None:
-    for tensor, slots in layout.temporal_pairs(kept["temporal"]):
-        copies.move(tensor, slots, sources, targets, int(layout.stacked))
-    report += (sources >= 0) & (sources < layout.slots)  # STORED is 1
+    for tensor, slots, slot_dim in _temporal_pairs(temporals, kept["temporal"]):
+        copies.move(tensor, slots, sources, targets, slot_dim)
+    report += (sources >= 0) & (sources < temporals[0].shape[-4])  # STORED is 1
 
 
 def _native_load(
     copies: Copies,
-    layout: Layout,
+    temporals: Sequence[Tensor],
     kept: Mapping[str, Tensor],
     sources: Tensor,
     targets: Tensor,
 ) -> None:
-    for tensor, slots in layout.temporal_pairs(kept["temporal"]):
-        copies.move(slots, tensor, sources, targets, int(layout.stacked))
+    for tensor, slots, slot_dim in _temporal_pairs(temporals, kept["temporal"]):
+        copies.move(slots, tensor, sources, targets, slot_dim)
+
+
+def _temporal_pairs(
+    temporals: Sequence[Tensor], kept: Tensor
+) -> Iterable[tuple[Tensor, Tensor, int]]:
+    """Return the engine's tensors beside the pool's, and which dimension their slots are."""
+    if temporals[0].dim() == 5:
+        return [(temporals[0], kept, 1)]
+    return [(tensor, slots, 0) for tensor, slots in zip(temporals, kept, strict=True)]
 
 
 def _int8_parts(shape: Shape, dtype: str) -> tuple[TemporalPart, ...]:
@@ -107,23 +121,23 @@ def _int8_parts(shape: Shape, dtype: str) -> tuple[TemporalPart, ...]:
 
 def _int8_store(
     copies: Copies,
-    layout: Layout,
+    temporals: Sequence[Tensor],
     kept: Mapping[str, Tensor],
     report: Tensor,
     sources: Tensor,
     targets: Tensor,
 ) -> None:
-    copies.store(layout.temporals, kept["quantized"], kept["scale"], report, sources, targets)
+    copies.store(temporals, kept["quantized"], kept["scale"], report, sources, targets)
 
 
 def _int8_load(
     copies: Copies,
-    layout: Layout,
+    temporals: Sequence[Tensor],
     kept: Mapping[str, Tensor],
     sources: Tensor,
     targets: Tensor,
 ) -> None:
-    copies.load(kept["quantized"], kept["scale"], layout.temporals, sources, targets)
+    copies.load(kept["quantized"], kept["scale"], temporals, sources, targets)
 
 
 _ROWS = (

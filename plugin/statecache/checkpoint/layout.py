@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from operator import index
@@ -111,12 +111,6 @@ class Layout:
     def stacked(self) -> bool:
         """Whether one temporal tensor holds all layers."""
         return self.temporals[0].dim() == 5
-
-    def temporal_pairs(self, kept: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-        """Return the engine's tensors beside those of `kept`, `[layers, slots, ...]`."""
-        if self.stacked:
-            return [(self.temporals[0], kept)]
-        return zip(self.temporals, kept.unbind(0), strict=True)
 
 
 def layout_of(active: ActiveState, mode: str) -> Layout:

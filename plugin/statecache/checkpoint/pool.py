@@ -336,13 +336,13 @@ class CheckpointPool:
         for name, state in layout.exact.items():
             kept = self._tensors[name]
             self._copies.move(state.tensor, kept, sources, targets, state.slot_dim)
-        self._format.store(self._copies, layout, self._tensors, flags, sources, targets)
+        self._format.store(self._copies, layout.temporals, self._tensors, flags, sources, targets)
 
     def _copy_out(self, layout: Layout, sources: Tensor, targets: Tensor) -> None:
         for name, state in layout.exact.items():
             kept = self._tensors[name]
             self._copies.move(kept, state.tensor, sources, targets, state.slot_dim)
-        self._format.load(self._copies, layout, self._tensors, sources, targets)
+        self._format.load(self._copies, layout.temporals, self._tensors, sources, targets)
 
     def _release(self, slot: int) -> None:
         del self._stored[slot]
