@@ -14,6 +14,7 @@ from statecache.engine.settings import (
 from statecache.errors import SettingsError, TraceError
 from statecache.trace.convert import trace_lines
 from statecache.trace.format import BLOCK_TOKENS, read_trace
+from statecache_vllm.spec import SPEC
 
 
 def trace(data: bytes) -> None:
@@ -60,7 +61,7 @@ def settings(data: bytes) -> None:
     config, strict, *words = [*text.split("\n"), ""][:12]
     environment = {CONFIG_VARIABLE: config, STRICT_VARIABLE: strict}
     parser = _Parser(add_help=False)
-    add_flags(parser, "vllm")
+    add_flags(parser, SPEC)
     try:
         given = given_on(parser.parse_args([word for word in words if word]))
         made = Settings.from_given(given, environment)

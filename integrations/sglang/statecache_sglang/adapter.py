@@ -63,7 +63,9 @@ def switch(given: dict[str, Any]) -> Settings:
         settings = Settings.from_given(given, environment)
         if not settings.enabled:
             return settings
-        settings.require_engine("sglang")
+        from statecache_sglang.spec import SPEC
+
+        settings.require_engine(SPEC)
         if given:
             settings.to_environment()
             _written = (os.environ[_CONFIG], before)
@@ -81,8 +83,9 @@ def switch(given: dict[str, Any]) -> Settings:
 
 def _add_cli_args(_result: Any, *args: Any) -> None:
     from statecache.engine.settings import add_flags
+    from statecache_sglang.spec import SPEC
 
-    add_flags(args[-1], "sglang")
+    add_flags(args[-1], SPEC)
 
 
 def _from_cli_args(original: Callable[..., Any], cls: Any, args: argparse.Namespace) -> Any:
@@ -102,8 +105,8 @@ def _before_resolution(server_args: Any, *_args: Any, **_kwargs: Any) -> None:
         from statecache_sglang.unsupported import refuse
 
         refuse(server_args, settings)
-        if settings.in_force.int8:
-            seams.ask_for_int8(server_args, settings.int8_slots)
+        if settings.in_force.checkpoints is not None:
+            seams.ask_for_int8(server_args, settings.checkpoint_slots)
 
 
 def _engine_arguments(original: Callable[..., Any], **kwargs: Any) -> Any:

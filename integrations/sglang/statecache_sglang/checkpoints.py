@@ -23,7 +23,7 @@ def _library() -> Any:
     try:
         return import_module("statecache.checkpoint.pool")
     except ImportError as error:
-        exit_engine(f"{flag_of('int8')} is not part of this installation ({error})")
+        exit_engine(f"{flag_of('checkpoints')} int8 is not part of this installation ({error})")
 
 
 class CheckpointSlots:
@@ -99,7 +99,7 @@ class CheckpointSlots:
 def patches(settings: Settings) -> tuple[Patch, ...]:
     """Return what puts the pool in place, counts its bytes and keeps its states."""
     _library()
-    asked = settings.int8_slots
+    asked = settings.checkpoint_slots
 
     def make(pool: Any) -> CheckpointSlots:
         slots = slots_beside(pool) if asked is None else asked
@@ -121,10 +121,10 @@ def patches(settings: Settings) -> tuple[Patch, ...]:
         rest = int(rest_gib * _GIB)
         if asked is None:
             needed = _bytes_of_states(configurator, rest)
-            what = flag_of("int8")
+            what = f"{flag_of('checkpoints')} int8"
         else:
             needed = _bytes_of(configurator, asked)
-            what = f"{flag_of('int8_slots')} {asked}"
+            what = f"{flag_of('checkpoint_slots')} {asked}"
         if needed >= rest:
             exit_engine(
                 f"{what} needs {needed:,} bytes, {max(rest, 0):,} are left for states and KV"

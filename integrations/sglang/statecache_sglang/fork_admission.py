@@ -1,4 +1,4 @@
-"""The admission `ends+fork`: prompt ends, and where the cached KV of a prompt ended.
+"""The admission `branch-points`: prompt ends, and where the cached KV of a prompt ended.
 
 SGLang 0.5.23 caches a state at the end of every prefill chunk and of the prompt. With this
 admission a chunk in the middle of a prompt is not cached (its KV comes with the next that is), but
@@ -19,7 +19,7 @@ __all__ = ["chunk_ending_at_fork", "is_wanted"]
 
 def _in_force(cache: Any) -> bool:
     advisor = getattr(cache.tree_core, "advisor", None)
-    return advisor is not None and advisor.book.admission == "ends+fork"
+    return advisor is not None and advisor.book.admission == "branch-points"
 
 
 def is_wanted(cache: Any, req: Any, tokens: int) -> bool:

@@ -69,7 +69,7 @@ def _everything(settings: Settings) -> Sequence[seams.Patch]:
         CheckerPatch(check_state_pools),
         host_seams.storage_patch(refuse_storage),
     ]
-    if settings.int8:
+    if settings.checkpoints is not None:
         from statecache_sglang import checkpoints as int8
 
         patches += int8.patches(settings)

@@ -48,7 +48,9 @@ def side_states(pool: Any) -> dict[str, tuple[Any, int]]:
         elif sibling is pool.ngram_pool:
             found["ngram"] = (sibling.context, 0)
         else:
-            exit_engine(f"--statecache-int8 does not know the state {type(sibling).__name__}")
+            exit_engine(
+                f"--statecache-checkpoints int8 does not know the state {type(sibling).__name__}"
+            )
     return found
 
 

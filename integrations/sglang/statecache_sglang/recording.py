@@ -53,8 +53,8 @@ class Recording:
             _log.warning("statecache: this model caches no recurrent states; no dry run")
             return None
         pool, kv_tokens = found
-        slots = self._settings.pool_slots or int(pool.mamba_pool.size)
-        if self._settings.int8 and self._settings.int8_slots is None:
+        slots = self._settings.checkpoint_slots or int(pool.mamba_pool.size)
+        if self._settings.checkpoints is not None and self._settings.checkpoint_slots is None:
             from statecache_sglang.checkpoints import slots_beside
 
             slots = slots_beside(pool)

@@ -41,8 +41,10 @@ REFUSED: dict[str, tuple[_Test, str]] = {
 
 def refuse_host_copies(settings: Settings) -> None:
     """Stop with one line if states are to be copied to the host out of the int8 pool."""
-    if settings.in_force.int8:
-        exit_engine("--enable-hierarchical-cache is not supported with --statecache-int8")
+    if settings.in_force.checkpoints is not None:
+        exit_engine(
+            "--enable-hierarchical-cache is not supported with --statecache-checkpoints int8"
+        )
 
 
 def refuse_storage(

@@ -27,8 +27,9 @@ def register() -> None:
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     from statecache.engine.settings import add_flags
+    from statecache_vllm.spec import SPEC
 
-    add_flags(parser, "vllm")
+    add_flags(parser, SPEC)
 
 
 def _flags_given(args: argparse.Namespace) -> dict[str, Any]:
@@ -49,7 +50,9 @@ def _configure(original: Callable[[], Any], engine_args: Any, flags: dict[str, A
         settings = Settings.from_given(given)
         if not settings.enabled:
             return original()
-        settings.require_engine("vllm")
+        from statecache_vllm.spec import SPEC
+
+        settings.require_engine(SPEC)
         from statecache_vllm.install import configure
 
         return configure(settings, engine_args, original)

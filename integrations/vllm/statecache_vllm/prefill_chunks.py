@@ -40,14 +40,14 @@ def settle_interval(settings: Settings, cache_config: Any, kv_cache_config: Any)
     """
     block = math.lcm(*(g.kv_cache_spec.block_size for g in kv_cache_config.kv_cache_groups))
     wanted = settings.checkpoint_interval
-    if settings.admission == "ends+fork":
+    if settings.admission == "branch-points":
         # vLLM itself ends a chunk, and keeps a state, where the KV of a prompt parts from what is
         # cached: a junction. 0 leaves these and prompt ends alone.
         cache_config.prefix_cache_retention_interval = 0
         kv_cache_config.prefix_cache_retention_interval = 0
         return 0
     if wanted is None or (wanted == 0 and settings.admission == "dense"):
-        many = settings.checkpoint_mode is not None or settings.admission == "dense"
+        many = settings.checkpoints is not None or settings.admission == "dense"
         wanted = -(-_DEFAULT_INTERVAL // block) * block if many else 0
     try:
         check_interval(settings, block)

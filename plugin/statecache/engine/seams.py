@@ -14,6 +14,7 @@ from typing import Any
 
 from statecache.engine.patching import original_function
 from statecache.engine.settings import flag_of
+from statecache.engine.views import View, probe_views
 from statecache.errors import SeamError, group_by_reason
 
 __all__ = [
@@ -92,9 +93,10 @@ def _place(function: Any) -> str:
     return f"{module}.{code.co_qualname}" if code else type(function).__qualname__
 
 
-def probe(seams: Sequence[Seam]) -> list[tuple[str, str]]:
-    """Look at every seam; return its name and "ok", "moved ..." or "missing"."""
-    return [(f"{seam.module}.{seam.path}", seam.state()) for seam in seams]
+def probe(seams: Sequence[Seam], views: Sequence[View] = ()) -> list[tuple[str, str]]:
+    """Look at every seam and view; return its name and "ok", "moved ..." or "missing"."""
+    states = {f"{seam.module}.{seam.path}": seam.state() for seam in seams}
+    return [*states.items(), *((name, at) for name, at in probe_views(views) if name not in states)]
 
 
 def check(
@@ -105,12 +107,13 @@ def check(
     *,
     strict: bool,
     log: logging.Logger,
+    views: Sequence[View] = (),
 ) -> None:
     """Raise `SeamError` unless every seam is in place; warn about a version that is not `tested`.
 
     With `strict` that raises too. `engine` is the name for people.
     """
-    broken = [(name, state) for name, state in probe(seams) if state != "ok"]
+    broken = [(name, state) for name, state in probe(seams, views) if state != "ok"]
     if broken:
         reasons = group_by_reason(broken, "statecache doctor --seams")
         said = "; ".join(f"{names}: {state}" for state, names in reasons)

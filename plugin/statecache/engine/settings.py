@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from statecache.engine.settings_aliases import OLD_NAMES, CarriedSettings, with_new_names
 from statecache.engine.settings_schema import (
     ADMISSIONS,
-    BLOCK_ORDERS,
+    BLOCK_POLICIES,
     CHECKPOINTS,
     FIELDS,
     PLUGINS,
     POLICIES,
-    Given,
+    RawSettings,
     check,
     check_type,
     flag_of,
@@ -33,13 +34,15 @@ from statecache.index.reference import ReferenceCost
 
 if TYPE_CHECKING:
     from statecache import CostModel
+    from statecache.engine.spec import EngineSpec
 
 __all__ = [
     "ADMISSIONS",
-    "BLOCK_ORDERS",
+    "BLOCK_POLICIES",
     "CHECKPOINTS",
     "CONFIG_VARIABLE",
     "FIELDS",
+    "OPTIONAL",
     "PLUGINS",
     "POLICIES",
     "STRICT_VARIABLE",
@@ -52,20 +55,13 @@ __all__ = [
 
 CONFIG_VARIABLE = "STATECACHE_CONFIG"
 STRICT_VARIABLE = "STATECACHE_STRICT"
-# Settings that only one engine has a use for.
-_ONLY_FOR = {
-    "block_order": "vllm",
-    "checkpoints": "vllm",
-    "checkpoint_slots": "vllm",
-    "checkpoint_interval": "vllm",
-}
+# Settings for some engines alone: those whose spec names them.
+OPTIONAL = ("block_policy", "checkpoint_interval")
 
 # What changes an engine.
 _NOT_IN_A_DRY_RUN = (
     "admission",
-    "int8",
-    "int8_slots",
-    "block_order",
+    "block_policy",
     "checkpoints",
     "checkpoint_slots",
     "checkpoint_interval",
@@ -82,45 +78,37 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "admission": {
         "metavar": "NAME",
-        "help": "which states to cache: engine (where the engine does, the default), ends+fork "
-        "(prompt ends, and where the cached KV of a prompt ended), dense (also one every "
-        "--statecache-checkpoint-interval tokens; vLLM)",
+        "help": "which states to cache: engine (where the engine does, the default), branch-points "
+        "(prompt ends, and where the cached KV of a prompt ended), dense (also one every so many "
+        "tokens, where the engine lets the plugin choose)",
     },
     "cost": {
         "metavar": "LINEAR,QUADRATIC",
         "help": "cost of computing tokens a to b: LINEAR*(b-a) + QUADRATIC*(b*b-a*a)/2e5 "
         "(default: 1.862e-5,3.33e-6)",
     },
-    "int8": {
-        "action": "store_true",
-        "help": "keep cached states in a separate int8 checkpoint pool",
-    },
-    "int8_slots": {
-        "metavar": "N",
-        "help": "states the int8 checkpoint pool holds (default: as many as fit in the bytes of "
-        "SGLang's own state pool, or in 10 %% of vLLM's KV memory)",
-    },
     "strict": {
         "action": "store_true",
         "help": "stop the server on an engine version that statecache was not tested with",
     },
-    "block_order": {
+    "block_policy": {
         "metavar": "NAME",
         "help": "which cached block to drop first where KV and states share one pool: "
-        f"{', '.join(BLOCK_ORDERS)} (default: reuse)",
+        f"{', '.join(BLOCK_POLICIES)} (default: reuse)",
     },
     "checkpoints": {
         "metavar": "MODE",
-        "help": "keep cached states in a pool apart from the blocks: native (exact copies) or int8",
+        "help": "keep cached states in a pool of their own: native (exact copies) or int8",
     },
     "checkpoint_slots": {
         "metavar": "N",
-        "help": "states that pool holds (default: what fits in 10 %% of the KV memory)",
+        "help": "states that pool holds (default: what fits in the share of memory that the docs "
+        "name)",
     },
     "checkpoint_interval": {
         "metavar": "TOKENS",
-        "help": "keep a state every so many tokens beside those at prompt ends and junctions; a "
-        "multiple of the block size (default: 8192 rounded up with a checkpoint pool, else none)",
+        "help": "keep a state every so many tokens beside those at prompt ends and branch points: "
+        "a multiple of the block size (default: 8192 rounded up with a checkpoint pool, else none)",
     },
     "record": {
         "metavar": "FILE",
@@ -138,6 +126,15 @@ _FLAGS: dict[str, dict[str, Any]] = {
 }
 
 
+# What was renamed: the flag of today, and the options of the old one.
+_OLD_FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "int8": ("--statecache-checkpoints int8", {"action": "store_true"}),
+    "int8_slots": ("--statecache-checkpoint-slots", {"metavar": "N"}),
+    "block_order": ("--statecache-block-policy", {"metavar": "NAME"}),
+}
+_RENAMED = {"int8_slots": "checkpoint_slots", "block_order": "block_policy"}
+
+
 class Settings(msgspec.Struct, frozen=True):
     """The settings in force. Build them with `from_given` or `from_environment`."""
 
@@ -145,10 +142,8 @@ class Settings(msgspec.Struct, frozen=True):
     policy: str = "gds"
     admission: str = "engine"
     cost: tuple[float, float] = (ReferenceCost().linear, ReferenceCost().quadratic)
-    int8: bool = False
-    int8_slots: int | None = None
     strict: bool = False
-    block_order: str = "reuse"
+    block_policy: str = "reuse"
     checkpoints: str | None = None
     checkpoint_slots: int | None = None
     checkpoint_interval: int | None = None
@@ -167,7 +162,7 @@ class Settings(msgspec.Struct, frozen=True):
         """What of these settings changes the engine: under a dry run nothing."""
         if not self.dry_run:
             return self
-        nothing = Settings(block_order="stock")
+        nothing = Settings(block_policy="stock")
         off = {name: getattr(nothing, name) for name in _NOT_IN_A_DRY_RUN}
         return msgspec.structs.replace(self, **off)
 
@@ -176,28 +171,42 @@ class Settings(msgspec.Struct, frozen=True):
         """Flags that were given and that the dry run does not put in place."""
         return tuple(flag_of(name) for name in self.given if name in _NOT_IN_A_DRY_RUN)
 
+    # Until the adapters have the names of today.
+
     @property
     def checkpoint_mode(self) -> str | None:
-        """How states are kept apart from the blocks: "native", "int8", or None for not at all."""
-        return "int8" if self.int8 else self.checkpoints
+        """As `checkpoints`."""
+        return self.checkpoints
 
     @property
     def pool_slots(self) -> int | None:
-        """States the checkpoint pool was asked to hold, by either flag."""
-        return self.int8_slots if self.int8_slots is not None else self.checkpoint_slots
+        """As `checkpoint_slots`."""
+        return self.checkpoint_slots
 
-    def require_engine(self, engine: str) -> None:
+    @property
+    def int8(self) -> bool:
+        """Whether checkpoints are int8."""
+        return self.checkpoints == "int8"
+
+    @property
+    def int8_slots(self) -> int | None:
+        """Nothing any more."""
+        return None
+
+    @property
+    def block_order(self) -> str:
+        """As `block_policy`."""
+        return self.block_policy
+
+    def require_engine(self, engine: EngineSpec) -> None:
         """Raise `SettingsError` if something was given that `engine` has no use for."""
         for name in self.given:
-            if _ONLY_FOR.get(name, engine) != engine:
-                raise SettingsError(f"{flag_of(name)} is for {_ONLY_FOR[name]} only")
-        if engine == "sglang" and self.admission == "dense":
-            # Every prefill chunk's end is cached there (`stash_chunked_request` of SGLang 0.5.23),
-            # and states inside a chunk do not exist.
-            raise SettingsError(
-                f"{flag_of('admission')} dense is for vllm only: SGLang caches a state at the end"
-                " of every prefill chunk by itself (--chunked-prefill-size)"
-            )
+            if not _has_use(engine, name):
+                raise SettingsError(f"{flag_of(name)} {_for_others(engine, name)}")
+            value = getattr(self, name)
+            reason = engine.refused.get((name, value)) if isinstance(value, str) else None
+            if reason is not None:
+                raise SettingsError(f"{flag_of(name)} {value} {reason}")
 
     @classmethod
     def from_given(
@@ -210,8 +219,8 @@ class Settings(msgspec.Struct, frozen=True):
         carried = _carried(os.environ if environment is None else environment)
         asked = {name: value for name, value in given.items() if value is not None}
         for name, value in asked.items():
-            check_type(name, value)
-        return _filled(msgspec.convert(carried | asked, Given))
+            check_type(name, value, OLD_NAMES)
+        return _filled(msgspec.convert(carried | with_new_names(asked), RawSettings))
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -224,7 +233,7 @@ class Settings(msgspec.Struct, frozen=True):
         if "cost" in values:
             values["cost"] = f"{self.cost[0]!r},{self.cost[1]!r}"
         target = os.environ if environment is None else environment
-        target[CONFIG_VARIABLE] = msgspec.json.encode(Given(**values)).decode()
+        target[CONFIG_VARIABLE] = msgspec.json.encode(RawSettings(**values)).decode()
 
     def cost_model(self) -> CostModel:
         """Return the cost model these settings ask for."""
@@ -233,15 +242,30 @@ class Settings(msgspec.Struct, frozen=True):
         return CostModel(*self.cost)
 
 
-def add_flags(parser: argparse.ArgumentParser, engine: str | None = None) -> None:
+def add_flags(parser: argparse.ArgumentParser, engine: EngineSpec | None = None) -> None:
     """Add the flags of `engine` in a group of their own, each `None` unless given."""
     _let_costs_be_values(parser)
     group = parser.add_argument_group("statecache")
-    for name, options in _FLAGS.items():
-        if _ONLY_FOR.get(name, engine) != engine:
-            continue
-        destination = flag_of(name).removeprefix("--").replace("-", "_")
-        group.add_argument(flag_of(name), dest=destination, default=None, **options)
+    old = {name: {"help": f"old name of {now}", **rest} for name, (now, rest) in _OLD_FLAGS.items()}
+    for name, options in (_FLAGS | old).items():
+        if _has_use(engine, _RENAMED.get(name, name)):
+            group.add_argument(flag_of(name), dest=_destination(name), default=None, **options)
+
+
+def _destination(name: str) -> str:
+    return flag_of(name).removeprefix("--").replace("-", "_")
+
+
+def _has_use(engine: EngineSpec | None, name: str) -> bool:
+    return name not in OPTIONAL or (engine is not None and name in engine.own_settings)
+
+
+def _for_others(engine: EngineSpec, name: str) -> str:
+    """Return the end of a sentence that begins with the flag of the setting `name`."""
+    from statecache.engine.spec import engines
+
+    others = [other.name for other in engines().values() if name in other.own_settings]
+    return f"is for {' and '.join(others)} only" if others else f"is not for {engine.name}"
 
 
 def _let_costs_be_values(parser: argparse.ArgumentParser) -> None:
@@ -258,10 +282,7 @@ def given_on(holder: Any) -> dict[str, Any]:
     A text that should be a number stays one, for `from_given` to refuse: argparse would do so
     below a usage of hundreds of lines.
     """
-    values = {
-        name: getattr(holder, flag_of(name).removeprefix("--").replace("-", "_"), None)
-        for name in FIELDS
-    }
+    values = {name: getattr(holder, _destination(name), None) for name in (*FIELDS, *OLD_NAMES)}
     return {name: number_in(name, value) for name, value in values.items() if value is not None}
 
 
@@ -279,13 +300,16 @@ def _carried(environment: Mapping[str, str]) -> dict[str, Any]:
         return carried
     try:
         # Bytes that are no UTF-8 come as surrogates: back to bytes, for the decoder to refuse.
-        given = msgspec.json.decode(text.encode(errors="surrogateescape"), type=Given)
+        data = text.encode(errors="surrogateescape")
+        given = msgspec.json.decode(data, type=CarriedSettings)
     except (msgspec.DecodeError, UnicodeError) as error:
         raise SettingsError(escape_control_chars(f"{CONFIG_VARIABLE}: {error}")) from error
-    return carried | {name: value for name in FIELDS if (value := getattr(given, name)) is not None}
+    names = CarriedSettings.__struct_fields__
+    found = {name: value for name in names if (value := getattr(given, name)) is not None}
+    return carried | with_new_names(found)
 
 
-def _filled(given: Given) -> Settings:
+def _filled(given: RawSettings) -> Settings:
     check(given)
     names = tuple(name for name in FIELDS if getattr(given, name) is not None)
     if given.kv_cache_plugin is None and set(names) - {"strict"}:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADMISSIONS",
-    "BLOCK_ORDERS",
+    "BLOCK_POLICIES",
     "CHECKPOINTS",
     "FIELDS",
     "PLUGINS",
     "POLICIES",
-    "Given",
+    "RawSettings",
     "check",
+    "check_number",
     "check_type",
     "flag_of",
     "number_in",
@@ -34,22 +36,20 @@ __all__ = [
 
 PLUGINS = ("statecache",)
 POLICIES = ("gds", "lru", "learned")
-ADMISSIONS = ("engine", "ends+fork", "dense")
-BLOCK_ORDERS = ("reuse", "gds", "stock")
+ADMISSIONS = ("engine", "branch-points", "dense")
+BLOCK_POLICIES = ("reuse", "stock")
 CHECKPOINTS = ("native", "int8")
 
 
-class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class RawSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What the user gave, as it travels in `STATECACHE_CONFIG`; `None` is "not given"."""
 
     kv_cache_plugin: str | None = None
     policy: str | None = None
     admission: str | None = None
     cost: str | None = None
-    int8: bool | None = None
-    int8_slots: int | None = None
     strict: bool | None = None
-    block_order: str | None = None
+    block_policy: str | None = None
     checkpoints: str | None = None
     checkpoint_slots: int | None = None
     checkpoint_interval: int | None = None
@@ -58,7 +58,7 @@ class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     dry_run: bool | None = None
 
 
-FIELDS = Given.__struct_fields__
+FIELDS = RawSettings.__struct_fields__
 
 # Whole numbers: the least that is taken, and what they are numbers of.
 _NUMBERS = {
@@ -68,6 +68,20 @@ _NUMBERS = {
     "record_mib": (1, "MiB"),
 }
 _SWITCHES = ("int8", "strict", "dry_run")
+_CHOICES = {
+    "kv_cache_plugin": PLUGINS,
+    "policy": POLICIES,
+    "admission": ADMISSIONS,
+    "block_policy": BLOCK_POLICIES,
+    "checkpoints": CHECKPOINTS,
+}
+# Values that there were, and what to do instead.
+_GONE = {
+    ("block_policy", "gds"): (
+        "it lost to every other one in all that was measured (docs/tuning.md): use"
+        f" {' or '.join(BLOCK_POLICIES)}"
+    )
+}
 _MOST = 10**9
 
 
@@ -77,20 +91,23 @@ def flag_of(name: str) -> str:
     return flag if name == "kv_cache_plugin" else flag.replace("--", "--statecache-", 1)
 
 
-def check_type(name: str, value: object) -> None:
-    """Raise `SettingsError` for a name that is none, or a value of another type."""
-    if name not in FIELDS:
+def check_type(name: str, value: object, old_names: Collection[str] = ()) -> None:
+    """Raise `SettingsError` for a name that is none, or a value of another type.
+
+    `old_names` are those that settings had before.
+    """
+    if name not in FIELDS and name not in old_names:
         near = difflib.get_close_matches(name, FIELDS, 1)
         what = f": statecache_{near[0]} is one" if near else ""
         raise SettingsError(escape_control_chars(f"there is no setting 'statecache_{name}'{what}"))
     if name in _NUMBERS:
         if not isinstance(value, int) or isinstance(value, bool):
-            raise _bad(name, value, f"use {_numbers_of(name)}")
+            raise _invalid(name, value, f"use {_numbers_of(name)}")
     elif name in _SWITCHES:
         if not isinstance(value, bool):
-            raise _bad(name, value, "use true or false")
+            raise _invalid(name, value, "use true or false")
     elif not isinstance(value, str):
-        raise _bad(name, value, "use a text")
+        raise _invalid(name, value, "use a text")
 
 
 def _numbers_of(name: str) -> str:
@@ -98,11 +115,10 @@ def _numbers_of(name: str) -> str:
     return f"a number of {what} from {least} to {_MOST}"
 
 
-def _check_numbers(given: Given) -> None:
-    for name, (least, _) in _NUMBERS.items():
-        value = getattr(given, name)
-        if value is not None and not least <= value <= _MOST:
-            raise _bad(name, value, f"use {_numbers_of(name)}")
+def check_number(name: str, value: int) -> None:
+    """Raise `SettingsError` for a number that the setting `name` cannot be."""
+    if not _NUMBERS[name][0] <= value <= _MOST:
+        raise _invalid(name, value, f"use {_numbers_of(name)}")
 
 
 def number_in(name: str, text: object) -> object:
@@ -112,62 +128,34 @@ def number_in(name: str, text: object) -> object:
     return text
 
 
-def check(given: Given) -> None:
+def check(given: RawSettings) -> None:
     """Raise `SettingsError` for values that cannot be, alone or together."""
-    plugin, policy, slots = given.kv_cache_plugin, given.policy, given.int8_slots
-    if plugin is not None and plugin not in PLUGINS:
-        raise _bad("kv_cache_plugin", plugin, f"use {' or '.join(PLUGINS)}")
-    if policy is not None and policy not in POLICIES:
-        raise _bad("policy", policy, f"use {' or '.join(POLICIES)}")
-    _check_numbers(given)
-    if slots is not None and not given.int8:
-        raise SettingsError(f"{flag_of('int8_slots')} needs {flag_of('int8')}")
-    admission = given.admission
-    if admission is not None and admission not in ADMISSIONS:
-        raise _bad("admission", admission, f"use {' or '.join(ADMISSIONS)}")
-    _check_checkpoints(given)
+    for name, known in _CHOICES.items():
+        value = getattr(given, name)
+        if value is not None and value not in known:
+            raise _invalid(name, value, _GONE.get((name, value), f"use {' or '.join(known)}"))
+    for name in _NUMBERS:
+        value = getattr(given, name, None)
+        if value is not None:
+            check_number(name, value)
+    if given.checkpoint_interval is not None and given.admission == "branch-points":
+        raise SettingsError(
+            f"{flag_of('admission')} branch-points and {flag_of('checkpoint_interval')}"
+            " exclude each other"
+        )
+    if given.checkpoint_slots is not None and given.checkpoints is None:
+        raise SettingsError(f"{flag_of('checkpoint_slots')} needs {flag_of('checkpoints')}")
     _check_record(given)
 
 
-def _check_checkpoints(given: Given) -> None:
-    order, mode = given.block_order, given.checkpoints
-    slots, interval = given.checkpoint_slots, given.checkpoint_interval
-    if order is not None and order not in BLOCK_ORDERS:
-        raise _bad("block_order", order, f"use {' or '.join(BLOCK_ORDERS)}")
-    if mode is not None and mode not in CHECKPOINTS:
-        raise _bad("checkpoints", mode, f"use {' or '.join(CHECKPOINTS)}")
-    if mode == "native" and given.int8:
-        raise SettingsError(
-            f"{flag_of('int8')} and {flag_of('checkpoints')} native exclude each other"
-        )
-    if order == "gds" and (mode is not None or given.int8):
-        raise SettingsError(
-            f"{flag_of('block_order')} gds and a checkpoint pool exclude each other: states"
-            " that are kept apart are ruled there"
-        )
-    if interval is not None and given.admission == "ends+fork":
-        raise SettingsError(
-            f"{flag_of('admission')} ends+fork and {flag_of('checkpoint_interval')}"
-            " exclude each other"
-        )
-    if slots is not None and given.int8_slots is not None:
-        raise SettingsError(
-            f"give {flag_of('int8_slots')} or {flag_of('checkpoint_slots')}, not both"
-        )
-    if slots is not None and mode is None and not given.int8:
-        raise SettingsError(
-            f"{flag_of('checkpoint_slots')} needs {flag_of('checkpoints')} or {flag_of('int8')}"
-        )
-
-
-def _check_record(given: Given) -> None:
+def _check_record(given: RawSettings) -> None:
     most = given.record_mib
     if given.record is not None and not given.record:
-        raise _bad("record", "", "name a file")
+        raise _invalid("record", "", "name a file")
     try:
         (given.record or "").encode()
     except UnicodeEncodeError:
-        raise _bad("record", given.record, "name a file in UTF-8") from None
+        raise _invalid("record", given.record, "name a file in UTF-8") from None
     if most is not None and given.record is None:
         raise SettingsError(f"{flag_of('record_mib')} needs {flag_of('record')}")
 
@@ -189,5 +177,5 @@ def parse_cost(flag: str, text: str) -> CostModel:
     raise SettingsError(escape_control_chars(f"{flag} cannot be '{text}': {advice}"))
 
 
-def _bad(name: str, value: object, advice: str) -> SettingsError:
+def _invalid(name: str, value: object, advice: str) -> SettingsError:
     return SettingsError(escape_control_chars(f"{flag_of(name)} cannot be '{value}': {advice}"))

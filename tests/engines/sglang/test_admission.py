@@ -9,6 +9,7 @@ from scheduled import request
 from sglang.srt.managers.schedule_policy import PrefillAdder
 
 from statecache.engine.settings import Settings
+from statecache.engine.spec import engine_named
 from statecache.errors import SettingsError
 
 A = list(range(1, 31))
@@ -115,6 +116,6 @@ def test_a_request_that_does_not_fit_leaves_the_budget_as_it_was():
 
 def test_dense_is_refused():
     given = Settings.from_given({"kv_cache_plugin": "statecache", "admission": "dense"}, {})
-    given.require_engine("vllm")
+    given.require_engine(engine_named("vllm"))
     with pytest.raises(SettingsError, match="dense is for vllm only: SGLang caches a state at the"):
-        given.require_engine("sglang")
+        given.require_engine(engine_named("sglang"))

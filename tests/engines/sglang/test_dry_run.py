@@ -87,7 +87,8 @@ def test_a_server_serves_as_without_it_and_shows_what_a_replay_of_its_recording_
     assert found["active", "dry_run"] == 0
     log = (tmp_path / "dry").read_text()
     line = (
-        "statecache: dry run: the engine is left as it is (--statecache-int8,"
-        " --statecache-int8-slots not put in place); replayed with 3 states and 8192 tokens of KV"
+        "statecache: dry run: the engine is left as it is (--statecache-checkpoints,"
+        " --statecache-checkpoint-slots not put in place); replayed with 3 states"
+        " and 8192 tokens of KV"
     )
     assert log.count(line) == 1

@@ -74,7 +74,7 @@ def test_without_any_number_both_pools_share_what_the_ratio_gives():
 
 @pytest.mark.parametrize(
     ("given", "what", "needed"),
-    [({"int8_slots": 100}, "-slots 100", 101 * AT_REST), ({}, "", 65 * STATE)],
+    [({"checkpoint_slots": 100}, "-slots 100", 101 * AT_REST), ({}, "s int8", 65 * STATE)],
 )
 def test_when_nothing_is_left_the_server_stops_with_the_numbers(given, what, needed):
     with plugin(**INT8, **given):
@@ -82,6 +82,6 @@ def test_when_nothing_is_left_the_server_stops_with_the_numbers(given, what, nee
         with state_slots(64), pytest.raises(SystemExit) as stopped:
             left_of(traffic, needed)
         assert str(stopped.value) == (
-            f"statecache: --statecache-int8{what} needs {needed:,} bytes,"
+            f"statecache: --statecache-checkpoint{what} needs {needed:,} bytes,"
             f" {needed:,} are left for states and KV"
         )

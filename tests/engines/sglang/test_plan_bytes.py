@@ -18,6 +18,7 @@ from statecache.engine.settings import add_flags
 from statecache.replay.schedule import PrefixTree
 from statecache.sizing.model_config import read_model
 from statecache.sizing.splits import Demand, rated_splits
+from statecache_sglang.spec import SPEC
 from support.model_configs import PUBLISHED
 
 CLASSES = {
@@ -52,7 +53,7 @@ def test_a_state_takes_what_sglang_takes(tmp_path, name, ranks, asked):
 def test_sglang_knows_the_flags_that_are_named(tmp_path):
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
-    add_flags(parser, "sglang")
+    add_flags(parser, SPEC)
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["qwen3_next"]))
     demand = Demand(
         model=read_model(tmp_path, 2),

@@ -307,7 +307,7 @@ def test_an_int8_pool_that_leaves_nothing_stops_the_server_with_the_numbers(mode
     asked = ("--statecache-int8", "--statecache-int8-slots", "10000000")
     written = refused(model, *CONFIGURATIONS["gds"], *asked, status=1)
     assert "Rank 0 scheduler died during initialization (exit code: 2)" in written
-    needed = "statecache: --statecache-int8-slots 10000000 needs 184,320,018,432 bytes"
+    needed = "statecache: --statecache-checkpoint-slots 10000000 needs 184,320,018,432 bytes"
     line = next(line for line in written.splitlines() if needed in line)
     assert line.endswith("are left for states and KV")
 

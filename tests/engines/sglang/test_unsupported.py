@@ -16,7 +16,9 @@ from statecache.engine.settings import Settings
 from statecache_sglang.unsupported import refuse
 
 SWA = ComponentType.SWA
-INT8_AND_HOST = "statecache: --enable-hierarchical-cache is not supported with --statecache-int8"
+INT8_AND_HOST = (
+    "statecache: --enable-hierarchical-cache is not supported with --statecache-checkpoints int8"
+)
 
 
 class OtherStates(MambaComponent):

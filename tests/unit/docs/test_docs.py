@@ -10,6 +10,7 @@ import typer
 
 from statecache.cli.main import app
 from statecache.engine.settings import add_flags
+from statecache.engine.spec import engine_named
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -46,7 +47,7 @@ def test_there_are_commands_of_every_kind() -> None:
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_flag_of_a_server_is_one_that_its_adapter_has(engine: str) -> None:
     parser = argparse.ArgumentParser()
-    add_flags(parser, engine)
+    add_flags(parser, engine_named(engine))
     known = {option for action in parser._actions for option in action.option_strings}
     for page in PAGES:
         for line in re.findall(rf"^    {engine} serve .*$", page.read_text(), re.M):
@@ -82,7 +83,7 @@ NAMES = {
     "cpp/src/index/policies.cpp": "kPolicies",
     "plugin/statecache/replay/state_slots.py": "POLICIES",
     "plugin/statecache/index/reference.py": "POLICIES",
-    "plugin/statecache/engine/settings.py": "add_flags _ONLY_FOR",
+    "plugin/statecache/engine/settings.py": "add_flags OPTIONAL",
     "plugin/statecache/engine/seams.py": "Seam check",
     "integrations/vllm/statecache_vllm/seam_table.py": "TESTED",
     "integrations/vllm/statecache_vllm/adapter.py": "register",

@@ -1,19 +1,45 @@
 """Settings: the same meaning from the command line, the environment and keyword arguments."""
 
 import argparse
+import dataclasses
+import logging
 import re
 
+import msgspec
 import pytest
 
-from statecache.engine.settings import FIELDS, POLICIES, Settings, add_flags, flag_of, given_on
+from statecache.engine.settings import (
+    FIELDS,
+    OPTIONAL,
+    POLICIES,
+    Settings,
+    add_flags,
+    flag_of,
+    given_on,
+)
+from statecache.engine.spec import EngineSpec, engines
 from statecache.errors import SettingsError
 
+ENGINE = EngineSpec(
+    name="any",
+    title="Any",
+    plugin_group="any.plugins",
+    tested_versions=("1.0",),
+    seams=(),
+    version=lambda: "1.0",
+    own_settings=OPTIONAL,
+)
+BARE = dataclasses.replace(
+    ENGINE,
+    own_settings=(),
+    refused={("admission", "dense"): "is not for it: it caches what it likes"},
+)
 ON = {"kv_cache_plugin": "statecache"}
 
 
 def parse(*words: str) -> dict[str, object]:
     parser = argparse.ArgumentParser()
-    add_flags(parser, "vllm")
+    add_flags(parser, ENGINE)
     return given_on(parser.parse_args(words))
 
 
@@ -26,7 +52,7 @@ def test_a_negative_cost_is_refused_by_its_name_however_it_is_given(words: tuple
 def test_a_flag_with_a_comma_in_its_value_stays_one():
     parser = argparse.ArgumentParser()
     parser.add_argument("-x")
-    add_flags(parser, "vllm")
+    add_flags(parser, ENGINE)
     assert parser.parse_args(["-xa,b"]).x == "a,b"
     assert parser.parse_args(["-x", "-1"]).x == "-1"
 
@@ -40,8 +66,8 @@ def test_nothing_given_is_off():
 def test_defaults_are_those_of_the_design():
     settings = Settings.from_given(ON, {})
     assert (settings.policy, settings.cost) == ("gds", (1.862e-5, 3.33e-6))
-    assert (settings.int8, settings.int8_slots, settings.strict) == (False, None, False)
-    assert (settings.block_order, settings.checkpoint_mode) == ("reuse", None)
+    assert (settings.checkpoints, settings.checkpoint_slots) == (None, None)
+    assert (settings.block_policy, settings.strict) == ("reuse", False)
     assert settings.checkpoint_interval is None
     assert settings.given == ("kv_cache_plugin",)
 
@@ -52,10 +78,8 @@ def test_flags_are_named_as_documented():
         "--statecache-policy",
         "--statecache-admission",
         "--statecache-cost",
-        "--statecache-int8",
-        "--statecache-int8-slots",
         "--statecache-strict",
-        "--statecache-block-order",
+        "--statecache-block-policy",
         "--statecache-checkpoints",
         "--statecache-checkpoint-slots",
         "--statecache-checkpoint-interval",
@@ -68,8 +92,8 @@ def test_flags_are_named_as_documented():
 def test_every_flag_reaches_its_setting():
     words = "--kv-cache-plugin statecache --statecache-policy lru --statecache-cost 2,0.5"
     words += " --statecache-admission dense"
-    words += " --statecache-int8 --statecache-int8-slots 7 --statecache-strict"
-    words += " --statecache-block-order stock --statecache-checkpoints int8"
+    words += " --statecache-checkpoints int8 --statecache-checkpoint-slots 7 --statecache-strict"
+    words += " --statecache-block-policy stock"
     words += " --statecache-checkpoint-interval 512"
     words += " --statecache-record traffic.gz --statecache-record-mib 5 --statecache-dry-run"
     settings = Settings.from_given(parse(*words.split()), {})
@@ -78,29 +102,43 @@ def test_every_flag_reaches_its_setting():
         policy="lru",
         admission="dense",
         cost=(2.0, 0.5),
-        int8=True,
-        int8_slots=7,
         strict=True,
-        block_order="stock",
+        block_policy="stock",
         checkpoints="int8",
+        checkpoint_slots=7,
         checkpoint_interval=512,
         record="traffic.gz",
         record_mib=5,
         dry_run=True,
-        given=tuple(name for name in FIELDS if name != "checkpoint_slots"),
+        given=FIELDS,
     )
 
 
 def test_an_engine_gets_only_the_flags_it_has_a_use_for():
     parser = argparse.ArgumentParser()
-    add_flags(parser)
+    add_flags(parser, BARE)
     assert "--statecache-policy" in parser.format_help()
-    assert "--statecache-block-order" not in parser.format_help()
-    settings = Settings.from_given({**ON, "block_order": "stock"}, {})
-    settings.require_engine("vllm")
-    with pytest.raises(SettingsError, match="--statecache-block-order is for vllm only"):
-        settings.require_engine("sglang")
-    Settings.from_given({**ON, "policy": "lru"}, {}).require_engine("sglang")
+    assert "--statecache-checkpoints" in parser.format_help()
+    assert "--statecache-block-" not in parser.format_help()
+    settings = Settings.from_given({**ON, "block_policy": "stock"}, {})
+    settings.require_engine(ENGINE)
+    with pytest.raises(SettingsError, match="--statecache-block-policy is for vllm only"):
+        settings.require_engine(BARE)
+    Settings.from_given({**ON, "policy": "lru"}, {}).require_engine(BARE)
+
+
+def test_a_value_that_an_engine_cannot_do_is_refused_with_its_reason():
+    settings = Settings.from_given({**ON, "admission": "dense"}, {})
+    settings.require_engine(ENGINE)
+    with pytest.raises(SettingsError, match=r"^--statecache-admission dense is not for it: it cac"):
+        settings.require_engine(BARE)
+
+
+def test_sglang_keeps_its_native_pool_to_itself():
+    settings = Settings.from_given({**ON, "checkpoints": "native"}, {})
+    settings.require_engine(engines()["vllm"])
+    with pytest.raises(SettingsError, match=r"^--statecache-checkpoints native is for vllm only: "):
+        settings.require_engine(engines()["sglang"])
 
 
 @pytest.mark.parametrize(
@@ -115,7 +153,7 @@ def test_an_engine_gets_only_the_flags_it_has_a_use_for():
 )
 def test_how_checkpoints_are_kept(given, mode, slots):
     settings = Settings.from_given({**ON, **given}, {})
-    assert (settings.checkpoint_mode, settings.pool_slots) == (mode, slots)
+    assert (settings.checkpoints, settings.checkpoint_slots) == (mode, slots)
 
 
 def test_a_default_given_explicitly_is_told_apart_from_one_that_was_not():
@@ -127,7 +165,13 @@ def test_a_default_given_explicitly_is_told_apart_from_one_that_was_not():
 
 def test_the_environment_carries_all_of_it_to_a_child():
     environment: dict[str, str] = {}
-    given = {**ON, "policy": "lru", "cost": "0.1,3e-7", "int8": True, "int8_slots": 3}
+    given = {
+        **ON,
+        "policy": "lru",
+        "cost": "0.1,3e-7",
+        "checkpoints": "int8",
+        "checkpoint_slots": 3,
+    }
     settings = Settings.from_given(given, {})
     settings.to_environment(environment)
     assert list(environment) == ["STATECACHE_CONFIG"]
@@ -158,11 +202,22 @@ def test_strict_from_its_own_variable(text, strict):
         ({**ON, "cost": "nan,1"}, "must be finite numbers"),
         ({**ON, "cost": "0,0"}, "cost coefficients must not both be 0"),
         ({**ON, "cost": "-1,0"}, "cost coefficients must not be negative"),
-        ({**ON, "admission": "x"}, "--statecache-admission cannot be 'x': use engine or ends+fork"),
+        ({**ON, "admission": "x"}, "--statecache-admission cannot be 'x': use engine or branch-"),
         ({**ON, "int8": True, "int8_slots": 0}, "--statecache-int8-slots cannot be '0'"),
-        ({**ON, "int8_slots": 4}, "--statecache-int8-slots needs --statecache-int8"),
+        (
+            {**ON, "int8_slots": 4},
+            "--statecache-checkpoint-slots needs --statecache-checkpoints",
+        ),
         ({"policy": "lru"}, "--statecache-policy needs --kv-cache-plugin statecache"),
-        ({**ON, "block_order": "x"}, "--statecache-block-order cannot be 'x': use reuse or gds"),
+        (
+            {**ON, "block_policy": "x"},
+            "--statecache-block-policy cannot be 'x': use reuse or stock",
+        ),
+        (
+            {**ON, "block_policy": "gds"},
+            "--statecache-block-policy cannot be 'gds': it lost to every other one in all that was"
+            " measured (docs/tuning.md): use reuse or stock",
+        ),
         ({**ON, "checkpoints": "x"}, "--statecache-checkpoints cannot be 'x': use native or int8"),
         ({**ON, "checkpoints": "native", "int8": True}, "exclude each other"),
         (
@@ -170,12 +225,8 @@ def test_strict_from_its_own_variable(text, strict):
             "--statecache-checkpoint-slots cannot be '0'",
         ),
         (
-            {**ON, "block_order": "gds", "int8": True},
-            "exclude each other: states that are kept apart",
-        ),
-        (
             {**ON, "checkpoint_slots": 2},
-            "-slots needs --statecache-checkpoints or --statecache-int8",
+            "-slots needs --statecache-checkpoints",
         ),
         ({**ON, "int8": True, "int8_slots": 1, "checkpoint_slots": 1}, "not both"),
         ({**ON, "checkpoint_interval": -1}, "--statecache-checkpoint-interval cannot be '-1'"),
@@ -248,17 +299,74 @@ def test_a_bad_environment_names_its_variable(environment, message):
 
 
 def test_under_a_dry_run_nothing_that_changes_an_engine_is_in_force():
-    given = {**ON, "policy": "lru", "int8": True, "int8_slots": 7, "checkpoint_interval": 512}
+    given = {**ON, "policy": "lru", "checkpoints": "int8", "checkpoint_interval": 512}
+    given["checkpoint_slots"] = 7
     settings = Settings.from_given(given, {})
     assert settings.in_force == settings
     dry = Settings.from_given({**given, "dry_run": True, "record": "file"}, {})
     in_force = dry.in_force
-    assert (in_force.checkpoint_mode, in_force.pool_slots) == (None, None)
-    assert (in_force.block_order, in_force.checkpoint_interval) == ("stock", None)
+    assert (in_force.checkpoints, in_force.checkpoint_slots) == (None, None)
+    assert (in_force.block_policy, in_force.checkpoint_interval) == ("stock", None)
     assert (in_force.record, in_force.dry_run) == ("file", True)
-    assert (dry.pool_slots, dry.checkpoint_mode) == (7, "int8")
+    assert (dry.checkpoint_slots, dry.checkpoints) == (7, "int8")
     assert dry.left_out == (
-        "--statecache-int8",
-        "--statecache-int8-slots",
+        "--statecache-checkpoints",
+        "--statecache-checkpoint-slots",
         "--statecache-checkpoint-interval",
     )
+
+
+OLD = [
+    ({"int8": True}, {"checkpoints": "int8"}, "--statecache-int8 is now --statecache-checkpoints"),
+    (
+        {"checkpoints": "native", "int8_slots": 4},
+        {"checkpoints": "native", "checkpoint_slots": 4},
+        "--statecache-int8-slots is now --statecache-checkpoint-slots",
+    ),
+    (
+        {"block_order": "stock"},
+        {"block_policy": "stock"},
+        "--statecache-block-order is now --statecache-block-policy",
+    ),
+    (
+        {"admission": "ends+fork"},
+        {"admission": "branch-points"},
+        "--statecache-admission ends+fork is now --statecache-admission branch-points",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "said"), OLD)
+def test_an_old_name_means_what_the_new_one_does_and_says_so_once(
+    old, new, said, monkeypatch, caplog
+):
+    monkeypatch.setattr("statecache.engine.settings_aliases._said", set())
+    with caplog.at_level(logging.WARNING):
+        found = [Settings.from_given({**ON, **old}, {}) for _ in range(2)]
+    assert found == [Settings.from_given({**ON, **new}, {})] * 2
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"statecache: {said}")
+    assert record.getMessage().endswith("the old name goes with the next release")
+
+
+@pytest.mark.parametrize(("old", "new", "_"), OLD)
+def test_an_old_name_is_read_from_the_environment_and_not_passed_on(old, new, _):
+    text = msgspec.json.encode({**ON, **old}).decode()
+    settings = Settings.from_environment({"STATECACHE_CONFIG": text})
+    assert settings == Settings.from_given({**ON, **new}, {})
+    environment: dict[str, str] = {}
+    settings.to_environment(environment)
+    assert msgspec.json.decode(environment["STATECACHE_CONFIG"]) == {**ON, **new}
+
+
+def test_the_old_flags_are_still_there():
+    words = "--kv-cache-plugin statecache --statecache-int8 --statecache-int8-slots 4"
+    words += " --statecache-block-order stock"
+    new = {"checkpoints": "int8", "checkpoint_slots": 4, "block_policy": "stock"}
+    assert Settings.from_given(parse(*words.split()), {}) == Settings.from_given({**ON, **new}, {})
+
+
+def test_an_old_switch_that_is_off_takes_back_what_the_environment_says():
+    environment = {"STATECACHE_CONFIG": '{"kv_cache_plugin":"statecache","int8":true}'}
+    assert Settings.from_environment(environment).checkpoints == "int8"
+    assert Settings.from_given({"int8": False}, environment).checkpoints is None

@@ -56,8 +56,9 @@ def test_alone_it_writes_nothing_and_says_what_it_leaves_out(tmp_path, monkeypat
     assert reports
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
-        "statecache: dry run: the engine is left as it is (--statecache-int8,"
-        " --statecache-int8-slots not put in place); replayed with 3 states and 20480 tokens of KV"
+        "statecache: dry run: the engine is left as it is (--statecache-checkpoints,"
+        " --statecache-checkpoint-slots not put in place); replayed with 3 states"
+        " and 20480 tokens of KV"
         " under lru, gds, learned",
         "statecache: the dry run ends after 7 requests",
     ]

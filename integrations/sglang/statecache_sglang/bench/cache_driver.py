@@ -78,7 +78,7 @@ def _plugin(arm: Arm) -> Iterator[None]:
         "cost": f"{cost.linear * BLOCK_TOKENS!r},{cost.quadratic * BLOCK_TOKENS**2!r}",
     }
     if arm.pool == "int8":
-        given |= {"int8": True, "int8_slots": arm.states}
+        given |= {"checkpoints": "int8", "checkpoint_slots": arm.states}
     installed = install(Settings.from_given(given, {}))
     try:
         yield

@@ -83,7 +83,7 @@ def _plugin(arm: Arm, block: int) -> dict[str, Any] | None:
     if arm.admission == "dense":
         given["checkpoint_interval"] = arm.chunk // each
     if arm.pool == "shared":
-        return given | {"block_order": arm.policy}
+        return given | {"block_policy": arm.policy}
     return given | {
         "policy": arm.policy,
         "checkpoints": arm.pool,

@@ -1,0 +1,137 @@
+"""What is read of an engine's objects: a `Protocol` for each class, checked against that class.
+
+Nothing is an instance of these protocols at run time. They are the types the adapter is checked
+with, and `probe_views` finds an attribute that an engine has renamed before a request fails on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from types import CodeType
+from typing import Any, Protocol
+
+from statecache.engine.patching import resolve
+from statecache.errors import SeamError
+
+__all__ = ["OURS", "View", "members_of", "probe_views"]
+
+OURS = "statecache_"  # begins the names that an adapter itself puts on an engine's object
+# Where a class lists what its objects have.
+_LISTS = (
+    "__annotations__",
+    "__slots__",
+    "__dataclass_fields__",
+    "__struct_fields__",
+    "__pydantic_fields__",
+    "_fields",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """A protocol and the class of the engine, "module:Class", that has all of its members.
+
+    An attribute counts where the class or one of its bases defines or lists it, or assigns it to
+    its own object in a method. `assigned_in` names further functions of the engine, "module:Class.
+    method", that put attributes on such an object.
+    """
+
+    protocol: type
+    target: str
+    assigned_in: tuple[str, ...] = ()
+
+    def missing(self) -> list[str]:
+        """Return the members that the class does not have. Raises `SeamError` without the class."""
+        owner, name = resolve(self.target)
+        found = getattr(owner, name, None)
+        if not inspect.isclass(found):
+            raise SeamError(f"{self.target} is missing")
+        bases = found.__mro__[:-1]
+        left = {member for member in members_of(self.protocol) if not _is_listed(member, bases)}
+        for code, own in self._codes(bases):
+            left -= _assigned(code, left.intersection(code.co_names), own)
+            if not left:
+                break
+        return sorted(left)
+
+    def _codes(self, bases: Iterable[type]) -> Iterator[tuple[CodeType, str | None]]:
+        """Yield each code that may assign attributes, and what it calls its own object."""
+        for base in bases:
+            for value in vars(base).values():
+                for code in _codes_of(value):
+                    if code.co_argcount:
+                        yield code, code.co_varnames[0]
+        for place in self.assigned_in:
+            owner, name = resolve(place)
+            for code in _codes_of(inspect.getattr_static(owner, name, None)):
+                yield code, None
+
+
+def members_of(protocol: type) -> list[str]:
+    """Return the names of what a protocol's objects have, but for those that are `OURS`."""
+    found: dict[str, None] = {}
+    for base in protocol.__mro__:
+        if base in (object, Protocol) or not getattr(base, "_is_protocol", False):
+            continue
+        own = [name for name, value in vars(base).items() if _is_member(name, value)]
+        found |= dict.fromkeys([*vars(base).get("__annotations__", {}), *own])
+    return [name for name in found if not name.startswith(OURS)]
+
+
+def _is_member(name: str, value: object) -> bool:
+    if name.startswith("__"):  # of these a class has most by itself
+        return name in ("__len__", "__getitem__", "__iter__", "__contains__", "__call__", "__int__")
+    return not name.startswith("_abc_") and (
+        inspect.isfunction(value) or isinstance(value, property | staticmethod | classmethod)
+    )
+
+
+def _is_listed(name: str, bases: Iterable[type]) -> bool:
+    return any(
+        name in vars(base) or any(name in (vars(base).get(one) or ()) for one in _LISTS)
+        for base in bases
+    )
+
+
+def _codes_of(value: Any) -> Iterator[CodeType]:
+    parts = [value.fget, value.fset] if isinstance(value, property) else [value]
+    for part in parts:
+        function = part.__func__ if isinstance(part, staticmethod | classmethod) else part
+        code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+        if isinstance(code, CodeType):
+            yield code
+
+
+def _assigned(code: CodeType, names: Iterable[str], own: str | None) -> set[str]:
+    """Return those of the names that the code assigns as attributes, of `own` or of anything."""
+    wanted, found = set(names), set[str]()
+    if not wanted:
+        return found
+    before: Any = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "STORE_ATTR" and instruction.argval in wanted:
+            loaded = before[-1] if isinstance(before, tuple) else before
+            if own is None or loaded == own:
+                found.add(instruction.argval)
+        before = instruction.argval
+    return found
+
+
+def probe_views(views: Sequence[View]) -> list[tuple[str, str]]:
+    """Return each attribute that is read, by its place, and "ok" or "missing"."""
+    states: dict[str, str] = {}
+    for view in views:
+        place = view.target.replace(":", ".")
+        try:
+            missing = view.missing()
+        except SeamError:
+            states[place] = "missing"
+            continue
+        for member in members_of(view.protocol):
+            name = f"{place}.{member}"
+            if states.get(name) != "missing":
+                states[name] = "missing" if member in missing else "ok"
+    return list(states.items())
