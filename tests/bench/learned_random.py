@@ -16,7 +16,9 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from statecache import CostModel
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.kv_residency import kv_timeline
+from statecache.replay.prefix_tree import PrefixTree
+from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import serve
 from statecache.trace.format import read_trace
 from statecache.trace.generate_mixed import MixedWorkload, drawn_workload, mixed_lines
@@ -42,9 +44,9 @@ def play(seed: int, windows: dict[int, list[float]]) -> list[Cell]:
     tree = tree_of(workload)
     cells: list[Cell] = []
     for admission, slots in product(ADMISSIONS, SLOTS):
-        plan = make_plan(tree, kv_timeline(tree, None), admission)
-        tokens = [step.prompt_tokens for step in plan.steps]
-        hits = {p: serve(plan, p, slots, CostModel())[0] for p in ("lru", "gds", "learned")}
+        schedule = make_schedule(tree, kv_timeline(tree, None), admission)
+        tokens = [request.prompt_tokens for request in schedule.requests]
+        hits = {p: serve(schedule, p, slots, CostModel())[0] for p in ("lru", "gds", "learned")}
         rates = {policy: sum(hit) / sum(tokens) for policy, hit in hits.items()}
         difference = rates["learned"] - max(rates["lru"], rates["gds"])
         shown = " ".join(f"{policy} {rate:.4f}" for policy, rate in rates.items())

@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from statecache import CostModel
-from statecache.replay.schedule import Plan, PrefixTree, kv_timeline, make_plan
+from statecache.replay.kv_residency import kv_timeline
+from statecache.replay.prefix_tree import PrefixTree
+from statecache.replay.schedule import ReplaySchedule, make_schedule
 from statecache.replay.state_slots import play, replay
-from statecache.replay.weighted_gds import WeightedStates
+from statecache.replay.weighted_gds import WeightedGds
 from statecache.trace.format import read_trace
 
 PUBLISHED = json.loads(Path(__file__).parents[1].joinpath("golden/published.json").read_bytes())
@@ -30,7 +32,7 @@ CELLS = [
 TOLERANCE = 0.002
 
 
-class _Weighted(WeightedStates):
+class _Weighted(WeightedGds):
     """Interior weights know nothing of prompt ends."""
 
     def insert(self, *where: object, end: bool = False) -> None:
@@ -42,23 +44,23 @@ class _Weighted(WeightedStates):
         super().touch(state)
 
 
-def rate(plan: Plan, policy: str, slots: int) -> float:
-    row = replay(plan, policy, slots)
+def rate(schedule: ReplaySchedule, policy: str, slots: int) -> float:
+    row = replay(schedule, policy, slots)
     return row.hit_tokens / row.prompt_tokens
 
 
-def weighted_rate(plan: Plan, weight: float, slots: int) -> float:
-    hits, _ = play(plan, _Weighted(weight, CostModel()), slots)  # type: ignore[arg-type]
-    return sum(hits) / sum(step.prompt_tokens for step in plan.steps)
+def weighted_rate(schedule: ReplaySchedule, weight: float, slots: int) -> float:
+    hits, _ = play(schedule, _Weighted(weight, CostModel()), slots)  # type: ignore[arg-type]
+    return sum(hits) / sum(request.prompt_tokens for request in schedule.requests)
 
 
 def rows(traces: Path, trace: str, limit: int | None, admission: str) -> Iterator[float]:
     """Print a row a slot count; yield how far `learned` is above the best of the others."""
     tree = PrefixTree.of(read_trace(str(traces / f"{trace}.jsonl.gz"), limit=limit))
-    plan = make_plan(tree, kv_timeline(tree, None), admission)
+    schedule = make_schedule(tree, kv_timeline(tree, None), admission)
     for slots in SLOTS:
-        lru, gds, learned = (rate(plan, policy, slots) for policy in ("lru", "gds", "learned"))
-        best, weight = max((weighted_rate(plan, w, slots), -w) for w in WEIGHTS)
+        lru, gds, learned = (rate(schedule, policy, slots) for policy in ("lru", "gds", "learned"))
+        best, weight = max((weighted_rate(schedule, w, slots), -w) for w in WEIGHTS)
         above = learned - max(lru, gds, best)
         published = PUBLISHED["learned"].get(f"{trace},{limit or 'all'},{admission},{slots}")
         against = "" if published is None else f"{published:.3f} ({learned - published:+.4f})"

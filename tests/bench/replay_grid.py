@@ -13,7 +13,9 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.kv_residency import kv_timeline
+from statecache.replay.prefix_tree import PrefixTree
+from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import replay
 from statecache.trace.format import read_trace
 
@@ -29,9 +31,9 @@ def play_policy(policy: str, traces: Path) -> tuple[float, dict[Cell, float]]:
         tree = PrefixTree.of(read_trace(str(traces / f"{name}.jsonl.gz"), limit=limit))
         kv = kv_timeline(tree, None)
         for admission in ("dense", "ends"):
-            plan = make_plan(tree, kv, admission)
+            schedule = make_schedule(tree, kv, admission)
             for slots in PUBLISHED["slots"]:
-                row = replay(plan, policy, slots)
+                row = replay(schedule, policy, slots)
                 rates[name, admission, policy, slots] = row.hit_tokens / row.prompt_tokens
     return time.perf_counter() - started, rates
 

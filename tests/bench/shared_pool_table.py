@@ -15,8 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from statecache.replay.block_pools import PoolRow, SlotRule, replay_pool, replay_slots
-from statecache.replay.schedule import PrefixTree
-from statecache.replay.split_pool import PreorderTree
+from statecache.replay.prefix_tree import PrefixTree, PreorderTree
 from statecache.trace.format import read_trace
 
 PUBLISHED = json.loads(Path(__file__).parents[1].joinpath("golden/published.json").read_bytes())

@@ -3,7 +3,7 @@
 import pytest
 
 from statecache.replay.state_slots import replay
-from support.replay_support import PUBLISHED, needs_recorded, recorded_plan
+from support.replay_support import PUBLISHED, needs_recorded, recorded_schedule
 
 pytestmark = needs_recorded
 CHEAP = {
@@ -16,7 +16,7 @@ CHEAP = {
 @pytest.mark.parametrize(("name", "rate"), CHEAP.items())
 def test_published_rates(name: str, rate: float) -> None:
     trace, _, admission, slots = name.split(",")
-    row = replay(recorded_plan(trace, admission), "learned", int(slots))
+    row = replay(recorded_schedule(trace, admission), "learned", int(slots))
     assert row.hit_tokens / row.prompt_tokens > rate - 0.002
 
 
@@ -25,7 +25,7 @@ def test_published_rates(name: str, rate: float) -> None:
     [("agent_coding", "dense", 384), ("agent_coding", "ends", 256), ("conversation", "ends", 1024)],
 )
 def test_no_worse_than_the_better_of_lru_and_gds(trace: str, admission: str, slots: int) -> None:
-    plan = recorded_plan(trace, admission)
-    lru, gds, learned = (replay(plan, policy, slots) for policy in ("lru", "gds", "learned"))
+    schedule = recorded_schedule(trace, admission)
+    lru, gds, learned = (replay(schedule, policy, slots) for policy in ("lru", "gds", "learned"))
     lost = max(lru.hit_tokens, gds.hit_tokens) - learned.hit_tokens
     assert lost <= 0.002 * learned.prompt_tokens

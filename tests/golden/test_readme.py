@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from statecache.ab.plans import read_plan
-from statecache.replay.schedule import Plan, PrefixTree, kv_timeline, make_plan
+from statecache.replay.kv_residency import kv_timeline
+from statecache.replay.prefix_tree import PrefixTree
+from statecache.replay.schedule import ReplaySchedule, make_schedule
 from statecache.replay.state_slots import ReplayRow, replay
 from statecache.sizing.model_config import read_model
 from statecache.sizing.splits import Demand, rated_splits
 from statecache.trace.format import read_trace
 from statecache.trace.generate_agent import AgentWorkload, agent_lines
 from support.model_configs import QWEN3_NEXT
-from support.replay_support import needs_recorded, recorded_plan
+from support.replay_support import needs_recorded, recorded_schedule
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -27,8 +29,8 @@ def table_after(heading: str) -> list[list[float]]:
     return [[float(cell.replace(",", "")) for cell in re.findall(r"[\d.,]+", r)] for r in rows[1:]]
 
 
-def rows_of(plan: Plan, policy: str, slots: list[float]) -> list[ReplayRow]:
-    return [replay(plan, policy, int(n)) for n in slots]
+def rows_of(schedule: ReplaySchedule, policy: str, slots: list[float]) -> list[ReplayRow]:
+    return [replay(schedule, policy, int(n)) for n in slots]
 
 
 def hit_rate(row: ReplayRow) -> float:
@@ -41,10 +43,10 @@ def test_generated_workload(tmp_path: Path) -> None:
     trace = tmp_path / "agent.jsonl"
     trace.write_bytes(b"".join(agent_lines(AgentWorkload(sessions=64, turns=40, seed=0))))
     tree = PrefixTree.of(read_trace(str(trace)))
-    plan = make_plan(tree, kv_timeline(tree, None), "dense")
+    schedule = make_schedule(tree, kv_timeline(tree, None), "dense")
     slots = [row[0] for row in table]
     for column, policy in ((1, "lru"), (2, "gds")):
-        rows = rows_of(plan, policy, slots)
+        rows = rows_of(schedule, policy, slots)
         assert [hit_rate(row) for row in rows] == [row[column] for row in table]
         missed = [round(row.missed_by_state_tokens / row.requests) for row in rows]
         assert missed == [row[column + 2] for row in table]
@@ -54,10 +56,10 @@ def test_generated_workload(tmp_path: Path) -> None:
 def test_recorded_workload() -> None:
     table = table_after("and a recorded one")
     assert len(table) == 6
-    plan = recorded_plan("agent_coding", "dense")
+    schedule = recorded_schedule("agent_coding", "dense")
     slots = [row[0] for row in table]
     for column, policy in ((1, "lru"), (2, "gds"), (3, "learned"), (4, "clairvoyant")):
-        assert [hit_rate(row) for row in rows_of(plan, policy, slots)] == [
+        assert [hit_rate(row) for row in rows_of(schedule, policy, slots)] == [
             row[column] for row in table
         ]
 

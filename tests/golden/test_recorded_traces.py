@@ -3,7 +3,7 @@
 import pytest
 
 from statecache.replay.state_slots import replay
-from support.replay_support import PUBLISHED, needs_recorded, recorded_plan
+from support.replay_support import PUBLISHED, needs_recorded, recorded_schedule
 
 pytestmark = needs_recorded
 
@@ -16,7 +16,7 @@ TOTALS = [  # trace, slots, policy (dense): hit, prompt, missed-by-state tokens,
 
 @pytest.mark.parametrize(("trace", "admission", "policy", "slots", "rate"), PUBLISHED["hit_rates"])
 def test_hit_rates(trace: str, admission: str, policy: str, slots: int, rate: float) -> None:
-    row = replay(recorded_plan(trace, admission), policy, slots)
+    row = replay(recorded_schedule(trace, admission), policy, slots)
     assert round(row.hit_tokens / row.prompt_tokens, 4) == rate
 
 
@@ -24,24 +24,24 @@ def test_hit_rates(trace: str, admission: str, policy: str, slots: int, rate: fl
 def test_exact_totals(
     trace: str, slots: int, policy: str, hit: int, prompt: int, missed: int, evicted: int
 ) -> None:
-    row = replay(recorded_plan(trace, "dense"), policy, slots)
+    row = replay(recorded_schedule(trace, "dense"), policy, slots)
     assert (row.hit_tokens, row.prompt_tokens) == (hit, prompt)
     assert (row.missed_by_state_tokens, row.evicted_states) == (missed, evicted)
 
 
 @pytest.mark.parametrize(("trace", "ceiling"), [("agent_coding", 0.9394), ("conversation", 0.3194)])
 def test_ceilings(trace: str, ceiling: float) -> None:
-    row = replay(recorded_plan(trace, "dense"), "gds", 16)
+    row = replay(recorded_schedule(trace, "dense"), "gds", 16)
     assert round(row.resident_tokens / row.prompt_tokens, 4) == ceiling
 
 
 @pytest.mark.parametrize("admission", ["dense", "ends"])
 @pytest.mark.parametrize("trace", ["agent_coding", "conversation"])
 def test_clairvoyant_is_at_least_as_good_everywhere(trace: str, admission: str) -> None:
-    plan = recorded_plan(trace, admission)
+    schedule = recorded_schedule(trace, admission)
     for slots in PUBLISHED["slots"]:
-        online = [replay(plan, policy, slots).hit_tokens for policy in ("lru", "gds")]
-        assert replay(plan, "clairvoyant", slots).hit_tokens >= max(online), slots
+        online = [replay(schedule, policy, slots).hit_tokens for policy in ("lru", "gds")]
+        assert replay(schedule, "clairvoyant", slots).hit_tokens >= max(online), slots
 
 
 @pytest.mark.parametrize(
@@ -56,5 +56,5 @@ def test_clairvoyant_is_at_least_as_good_everywhere(trace: str, admission: str) 
 def test_clairvoyant_reaches_what_foresight_is_known_to(
     trace: str, slots: int, at_least: float
 ) -> None:
-    row = replay(recorded_plan(trace, "dense"), "clairvoyant", slots)
+    row = replay(recorded_schedule(trace, "dense"), "clairvoyant", slots)
     assert row.hit_tokens / row.prompt_tokens >= at_least

@@ -9,8 +9,7 @@ from functools import cache
 import pytest
 
 from statecache.replay.block_pools import PoolRow, SlotRule, replay_pool, replay_slots
-from statecache.replay.schedule import PrefixTree
-from statecache.replay.split_pool import PreorderTree
+from statecache.replay.prefix_tree import PrefixTree, PreorderTree
 from statecache.trace.format import read_trace
 from support.replay_support import PUBLISHED, RECORDED, needs_recorded
 

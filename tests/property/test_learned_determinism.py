@@ -21,7 +21,9 @@ if sys.argv[2:]:
     spec.loader.exec_module(module)
     sys.modules["statecache._index"] = module
 from statecache import CostModel, StateIndex
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.kv_residency import kv_timeline
+from statecache.replay.prefix_tree import PrefixTree
+from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import play
 from statecache.trace.format import read_trace
 
@@ -45,7 +47,7 @@ class Logged:
 
 tree = PrefixTree.of(read_trace(sys.argv[1]))
 index = Logged()
-play(make_plan(tree, kv_timeline(tree, 2_000_000), "dense"), index, 24, learns=True)
+play(make_schedule(tree, kv_timeline(tree, 2_000_000), "dense"), index, 24, learns=True)
 for state in sorted(s for s in range(len(tree.parents)) if s in index._index):
     print(state, index.rank(state).hex())
 """

@@ -5,11 +5,11 @@ import random
 from statecache import CostModel, ReferenceCost, ReferenceIndex
 from statecache.replay.block_policies import ORDERS, make_order
 from statecache.replay.block_pools import SlotRule
-from statecache.replay.leaf_kv import LeafKv
-from statecache.replay.schedule import PrefixTree
+from statecache.replay.leaf_kv import LeafLruKv
+from statecache.replay.prefix_tree import PrefixTree, PreorderTree
 from statecache.replay.shared_pool import POOL_ADMISSIONS, BlockPool, Points, SharedPool
-from statecache.replay.split_pool import OwnSlots, PreorderTree
-from statecache.replay.weighted_gds import WeightedStates
+from statecache.replay.split_pool import SplitPool
+from statecache.replay.weighted_gds import WeightedGds
 from support.replay_support import trace_of
 
 
@@ -68,10 +68,10 @@ def test_kv_beside_slots_stays_within_bounds_and_whole(share: float) -> None:
         rng = random.Random(seed)
         tree = PreorderTree.of(random_tree(rng, 60))
         capacity, slots = rng.randint(10, 100), rng.randint(1, 12)
-        kv = LeafKv(tree.parents, capacity)
+        kv = LeafLruKv(tree.parents, capacity)
         states = SlotRule("gds", rng.choice((0.2, 1))).states(CostModel())
         points = Points.of(rng.choice(POOL_ADMISSIONS), rng.randint(1, 20))
-        own = OwnSlots(tree, kv, slots, states, points)
+        own = SplitPool(tree, kv, slots, states, points)
         for path in tree.paths:
             own.serve(path)
             resident = {node for node, stamp in enumerate(kv._stamps) if stamp >= 0}
@@ -104,7 +104,7 @@ def test_weighted_states_evict_as_defined(share: float) -> None:
     for seed in range(10):
         rng = random.Random(seed)
         weight = (0, 0.05, 0.2, 0.5, 1)[seed % 5]
-        weighted, reference = WeightedStates(weight, CostModel()), InteriorReference(weight)
+        weighted, reference = WeightedGds(weight, CostModel()), InteriorReference(weight)
         depths: dict[int, int] = {}
         pinned: set[int] = set()
         for event in range(int(2_000 * share)):

@@ -5,10 +5,10 @@ from fractions import Fraction
 from statecache import CostModel
 from statecache.replay.block_policies import make_order
 from statecache.replay.block_pools import SlotRule
-from statecache.replay.leaf_kv import LeafKv
-from statecache.replay.schedule import PrefixTree
+from statecache.replay.leaf_kv import LeafLruKv
+from statecache.replay.prefix_tree import PrefixTree, PreorderTree
 from statecache.replay.shared_pool import Points, Served, SharedPool
-from statecache.replay.split_pool import OwnSlots, PreorderTree
+from statecache.replay.split_pool import SplitPool
 from support.replay_support import trace_of
 
 
@@ -49,9 +49,9 @@ def play_slots(
 ) -> tuple[list[tuple[int, int] | None], int]:
     """Return what each request found, and the number of states evicted."""
     tree = PreorderTree.of(tree_of(prompts))
-    own = OwnSlots(
+    own = SplitPool(
         tree,
-        LeafKv(tree.parents, kv_blocks, Fraction(ratio)),
+        LeafLruKv(tree.parents, kv_blocks, Fraction(ratio)),
         slots,
         SlotRule(policy).states(CostModel()),
         Points.of(admission, every),

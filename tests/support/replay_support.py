@@ -11,7 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from statecache.replay.schedule import Plan, PrefixTree, kv_timeline, make_plan
+from statecache.replay.kv_residency import kv_timeline
+from statecache.replay.prefix_tree import PrefixTree
+from statecache.replay.schedule import ReplaySchedule, make_schedule
 from statecache.replay.state_slots import ReplayRow, replay
 from statecache.trace.format import Request, Trace, read_trace
 from support.waiting import DEADLINE_SECONDS
@@ -33,9 +35,9 @@ def recorded_tree(name: str) -> PrefixTree:
 
 
 @cache
-def recorded_plan(name: str, admission: str) -> Plan:
+def recorded_schedule(name: str, admission: str) -> ReplaySchedule:
     tree = recorded_tree(name)
-    return make_plan(tree, kv_timeline(tree, None), admission)
+    return make_schedule(tree, kv_timeline(tree, None), admission)
 
 
 def trace_of(prompts: list[list[int]]) -> Trace:
@@ -53,7 +55,7 @@ def replay_prompts(
 ) -> ReplayRow:
     tree = PrefixTree.of(trace_of(prompts))
     kv = kv_timeline(tree, None if kv_blocks is None else 512 * kv_blocks)
-    return replay(make_plan(tree, kv, admission, 512 * chunk_blocks), policy, slots)
+    return replay(make_schedule(tree, kv, admission, 512 * chunk_blocks), policy, slots)
 
 
 def write_trace(path: Path, prompts: list[list[int]], packed: bool = False) -> Path:

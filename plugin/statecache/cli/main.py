@@ -26,6 +26,8 @@ from statecache.cli.replay_options import Options, pool_settings, replay_setting
 from statecache.cli.trace import trace
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.replay.block_pools import pool_rows
+from statecache.replay.kv_residency import kv_timeline
+from statecache.replay.prefix_tree import PrefixTree
 from statecache.replay.report import (
     PoolSettings,
     ReplayReport,
@@ -34,7 +36,7 @@ from statecache.replay.report import (
     pool_table,
     row_table,
 )
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import ReplayRow, replay
 from statecache.trace.format import Trace, read_trace
 
@@ -326,7 +328,7 @@ def _slot_rows(recorded: Trace, settings: ReplaySettings) -> Iterator[ReplayRow]
     tree = PrefixTree.of(recorded)
     kv = kv_timeline(tree, settings.kv_tokens)
     for admission in settings.admissions:
-        plan = make_plan(tree, kv, admission, settings.chunk_tokens)
+        plan = make_schedule(tree, kv, admission, settings.chunk_tokens)
         for slots in settings.slots:
             for policy in settings.policies:
                 yield replay(plan, policy, slots, cost)

@@ -17,8 +17,8 @@ from rich.table import Table
 from statecache import __version__
 from statecache.cli.output import check_output, whole_file
 from statecache.errors import SettingsError, escape_control_chars
+from statecache.replay.prefix_tree import PrefixTree
 from statecache.replay.report import TraceIdentity
-from statecache.replay.schedule import PrefixTree
 from statecache.sizing.model_config import DTYPE_BYTES, ENGINES, HybridModel, read_model
 from statecache.sizing.splits import SLOTS_A_REQUEST, Demand, Split, best_splits, rated_splits
 from statecache.trace.format import BLOCK_TOKENS, read_trace

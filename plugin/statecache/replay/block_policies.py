@@ -15,7 +15,7 @@ from statecache.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["ORDERS", "CopiesFirst", "ReuseOrder", "StockOrder", "make_order"]
+__all__ = ["ORDERS", "DuplicatesFirst", "ReuseBlockPolicy", "FifoBlockPolicy", "make_order"]
 
 ORDERS = ("stock", "copies", "reuse")
 
@@ -26,7 +26,7 @@ _LEARN_EVERY = 64  # lookups
 _Queue = OrderedDict[int, None]
 
 
-class StockOrder:
+class FifoBlockPolicy:
     """vLLM's order: first in, first out, but blocks without a key go before all others.
 
     `cached` maps a key to the blocks that hold it, `uses` a block to how many requests hold it;
@@ -64,7 +64,7 @@ class StockOrder:
             del self._home[block][block]
 
     def computed(self, block: int, *, proven: bool) -> None:
-        """A block was handed out to a request that is `proven` or not (see `ReuseOrder`)."""
+        """A block was handed out to a request that is `proven` or not (see `ReuseBlockPolicy`)."""
 
     def lost(self, block: int, key: int) -> None:
         """A block was handed out that was the last one under the KV key `key`."""
@@ -86,7 +86,7 @@ class StockOrder:
         self._home[block] = queue
 
 
-class CopiesFirst(StockOrder):
+class DuplicatesFirst(FifoBlockPolicy):
     """As stock, but of several blocks under one key all but one go first.
 
     vLLM 0.32 does not deduplicate: computing a missed region again leaves second copies.
@@ -127,7 +127,7 @@ class CopiesFirst(StockOrder):
         return super()._take_cached()
 
 
-class ReuseOrder(CopiesFirst):
+class ReuseBlockPolicy(DuplicatesFirst):
     """Copies first, then two queues: blocks of requests that resumed far go later.
 
     A block is proven when it was hit, or computed by a request that resumed from at least 3/4 of
@@ -225,10 +225,10 @@ class ReuseOrder(CopiesFirst):
 
 def make_order(
     name: str, ratio: Fraction | None = None
-) -> Callable[[int, Mapping[int, Sequence[int]], Sequence[int]], StockOrder]:
+) -> Callable[[int, Mapping[int, Sequence[int]], Sequence[int]], FifoBlockPolicy]:
     """Return what makes the order `name` for a pool; `ratio` fixes that of `reuse`."""
     if name not in ORDERS:
         raise SettingsError(f"unknown order {name!r}: use {', '.join(ORDERS)}")
     if name == "reuse":
-        return lambda blocks, cached, uses: ReuseOrder(blocks, cached, uses, ratio)
-    return StockOrder if name == "stock" else CopiesFirst
+        return lambda blocks, cached, uses: ReuseBlockPolicy(blocks, cached, uses, ratio)
+    return FifoBlockPolicy if name == "stock" else DuplicatesFirst

@@ -11,17 +11,18 @@ import msgspec
 from statecache import CostModel, StateIndex
 from statecache.errors import SettingsError
 from statecache.replay.block_policies import make_order
-from statecache.replay.leaf_kv import LeafKv
+from statecache.replay.leaf_kv import LeafLruKv
+from statecache.replay.prefix_tree import PreorderTree
 from statecache.replay.shared_pool import Points, SharedPool
-from statecache.replay.split_pool import OwnSlots, PreorderTree
-from statecache.replay.weighted_gds import WeightedStates
+from statecache.replay.split_pool import SplitPool
+from statecache.replay.weighted_gds import WeightedGds
 from statecache.trace.format import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from statecache.replay.prefix_tree import PrefixTree
     from statecache.replay.report import PoolSettings
-    from statecache.replay.schedule import PrefixTree
     from statecache.replay.split_pool import States
 
 __all__ = [
@@ -106,7 +107,7 @@ class SlotRule(msgspec.Struct, frozen=True):
     """What rules slots: a policy, and two settings to compare with that engines do not have.
 
     `interior_weight` counts the gain of a state with others below it so many times (gds);
-    `queue_ratio` is that of `LeafKv`.
+    `queue_ratio` is that of `LeafLruKv`.
     """
 
     policy: str = "gds"
@@ -118,7 +119,7 @@ class SlotRule(msgspec.Struct, frozen=True):
         if self.policy not in SLOT_POLICIES:
             raise SettingsError(f"unknown policy {self.policy!r}: use {', '.join(SLOT_POLICIES)}")
         if self.policy == "gds" and self.interior_weight != 1:
-            return WeightedStates(self.interior_weight, cost)
+            return WeightedGds(self.interior_weight, cost)
         return StateIndex(self.policy, cost)
 
 
@@ -138,9 +139,9 @@ def replay_slots(
     """
     cost = cost or CostModel()
     kv_blocks = kv_blocks_beside(pool_blocks, slots, state_blocks)
-    kv = LeafKv(tree.parents, kv_blocks, _exact(rule.queue_ratio))
+    kv = LeafLruKv(tree.parents, kv_blocks, _exact(rule.queue_ratio))
     points = Points.of(admission, every_blocks)
-    own = OwnSlots(tree, kv, slots, rule.states(cost), points)
+    own = SplitPool(tree, kv, slots, rule.states(cost), points)
     asked = _Asked(pool_blocks, state_blocks, None, slots, rule.policy, admission)
     return _play(own, tree.paths, asked, cost)
 
@@ -161,7 +162,7 @@ def _exact(number: float) -> Fraction:
 
 
 def _play(
-    pool: SharedPool | OwnSlots, paths: Sequence[Sequence[int]], asked: _Asked, cost: CostModel
+    pool: SharedPool | SplitPool, paths: Sequence[Sequence[int]], asked: _Asked, cost: CostModel
 ) -> PoolRow:
     served = [found for path in paths if (found := pool.serve(path))]
     hit = sum(found.hit for found in served) * BLOCK_TOKENS

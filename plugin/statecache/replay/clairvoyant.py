@@ -6,13 +6,13 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from statecache.replay.schedule import Plan
+    from statecache.replay.schedule import ReplaySchedule
 
-__all__ = ["Foresight"]
+__all__ = ["ClairvoyantPolicy"]
 
 
-class Foresight:
-    """Replays a plan with `slots` states, knowing every later request.
+class ClairvoyantPolicy:
+    """Replays a schedule with `slots` states, knowing every later request.
 
     After each request it keeps, of the resident states and those the request may set, the `slots`
     ones that save the most tokens per request waited for: a state is worth (tokens it will save at
@@ -27,39 +27,41 @@ class Foresight:
     does not matter to it. Under limited KV it knows when a state's KV will go.
     """
 
-    def __init__(self, plan: Plan, slots: int) -> None:
-        self._plan = plan
+    def __init__(self, schedule: ReplaySchedule, slots: int) -> None:
+        self._schedule = schedule
         self._slots = slots
-        self._uses: list[list[int]] = [[] for _ in plan.depths]  # steps that may resume there
-        self._drops: list[list[int]] = [[] for _ in plan.depths]  # steps that drop its KV
-        for now, step in enumerate(plan.steps):
-            for c in step.resumable:
+        # By candidate: requests that may resume there, and those that drop its KV.
+        self._uses: list[list[int]] = [[] for _ in schedule.depths]
+        self._drops: list[list[int]] = [[] for _ in schedule.depths]
+        for now, request in enumerate(schedule.requests):
+            for c in request.resumable:
                 self._uses[c].append(now)
-            for c in step.dropped:
+            for c in request.dropped:
                 self._drops[c].append(now)
-        self._above = _nearest_above(plan.last)
-        self._resident = bytearray(len(plan.depths))
-        self._needs: dict[int, tuple[int, int]] = {}  # state: (next step to resume, tokens saved)
+        self._above = _nearest_above(schedule.last)
+        self._resident = bytearray(len(schedule.depths))
+        # By state: the next request to resume from it, and the tokens it saves there.
+        self._needs: dict[int, tuple[int, int]] = {}
         self._idle: set[int] = set()  # resident states that nothing will resume as things are
         self._stale: set[int] = set()  # resident states in neither, to value again
         self._held = 0
 
     def play(self) -> tuple[list[int], int]:
-        """Return the tokens hit by each step, and how many states were evicted."""
+        """Return the tokens hit by each request, and how many states were evicted."""
         hits = []
         evicted = 0
-        for now, step in enumerate(self._plan.steps):
-            hit = next(filter(self._resident.__getitem__, step.resumable), -1)
-            hits.append(self._plan.depths[hit] if hit >= 0 else 0)
-            for c in step.resumable:  # what each was waiting for is now, the pinned one's too
+        for now, request in enumerate(self._schedule.requests):
+            hit = next(filter(self._resident.__getitem__, request.resumable), -1)
+            hits.append(self._schedule.depths[hit] if hit >= 0 else 0)
+            for c in request.resumable:  # what each was waiting for is now, the pinned one's too
                 if self._resident[c]:
                     self._forget_worth(c)
-            for c in step.dropped:
+            for c in request.dropped:
                 if self._resident[c]:
                     self._remove(c)
             offered = {
                 c
-                for c in step.admitted[bisect_right(step.admitted, hit) :]
+                for c in request.admitted[bisect_right(request.admitted, hit) :]
                 if not self._resident[c] and self._next_use(c, now) is not None
             }
             for c in sorted(offered):
@@ -89,9 +91,10 @@ class Foresight:
         return position
 
     def _lost_at(self, c: int, now: int) -> int:
-        """Return the step after `now` that drops the KV under `c`."""
+        """Return the request after `now` that drops the KV under `c`."""
         position = bisect_right(self._drops[c], now)
-        return self._drops[c][position] if position < len(self._drops[c]) else len(self._plan.steps)
+        drops = self._drops[c]
+        return drops[position] if position < len(drops) else len(self._schedule.requests)
 
     def _forget_worth(self, c: int) -> None:
         self._stale.add(c)
@@ -112,20 +115,20 @@ class Foresight:
             self._stale.add(pinned)
 
     def _need(self, c: int, now: int) -> tuple[int, int] | None:
-        """Return the next step that would resume from `c`, and the tokens it would save there."""
+        """Return the next request that would resume from `c`, and the tokens it would save."""
         first = self._next_use(c, now)
         if first is None:
             return None
-        depths, is_resident = self._plan.depths, self._resident.__getitem__
+        depths, is_resident = self._schedule.depths, self._resident.__getitem__
         lost_at = self._lost_at(c, now)
         for position in range(first, len(self._uses[c])):
-            step = self._uses[c][position]
-            if step > lost_at:
+            request = self._uses[c][position]
+            if request > lost_at:
                 return None
-            kept = filter(is_resident, self._plan.steps[step].resumable)
+            kept = filter(is_resident, self._schedule.requests[request].resumable)
             if next(kept) == c:
                 shallower = next(kept, -1)
-                return step, depths[c] - (depths[shallower] if shallower >= 0 else 0)
+                return request, depths[c] - (depths[shallower] if shallower >= 0 else 0)
         return None
 
     def _add(self, c: int) -> None:
@@ -149,7 +152,7 @@ class Foresight:
             if self._resident[above]:
                 self._forget_worth(above)
             above = self._above[above]
-        end = self._plan.last[c] + 1
+        end = self._schedule.last[c] + 1
         below = self._resident.find(1, c + 1, end)
         while below >= 0:
             self._forget_worth(below)

@@ -13,7 +13,7 @@ from statecache.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["LeafKv"]
+__all__ = ["LeafLruKv"]
 
 _ROOT = 0
 _Entry = tuple[int, int, int]
@@ -27,7 +27,7 @@ class _Use(msgspec.Struct, gc=False):
     proven: bool
 
 
-class LeafKv:
+class LeafLruKv:
     """Which KV is resident, and which goes: always a leaf, one with no resident block below it.
 
     Leaves without a state go first, least recently used first. If there is none, a leaf with a

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from statecache import CostModel, StateIndex
 from statecache.engine.metrics import Quiet
 from statecache.engine.settings import Settings
-from statecache.replay.schedule import KvPool, Step, admitted_blocks
-from statecache.replay.state_slots import Player
+from statecache.replay.kv_residency import KvPool
+from statecache.replay.schedule import ScheduledRequest, admitted_blocks
+from statecache.replay.state_slots import SlotSimulator
 from statecache.trace.format import BLOCK_TOKENS
 from statecache.trace.recorder import Observer
 
@@ -114,14 +115,14 @@ class ShadowReplay:
         self.slots, self.kv_tokens = slots, kv_tokens
         self._tree = _Tree(max(kv_tokens // BLOCK_TOKENS, 1))
         self._depths: dict[int, int] = {}
-        self._players = {policy: self._player(policy, cost) for policy in SHADOW_POLICIES}
+        self._simulators = {policy: self._simulator(policy, cost) for policy in SHADOW_POLICIES}
         self._requests = self._rejected = 0
         self._prompt_tokens = self._resident_tokens = self._engine_tokens = 0
         self._hit_tokens = dict.fromkeys(SHADOW_POLICIES, 0)
 
-    def _player(self, policy: str, cost: CostModel) -> Player:
+    def _simulator(self, policy: str, cost: CostModel) -> SlotSimulator:
         resident = _Resident()
-        return Player(
+        return SlotSimulator(
             StateIndex(policy, cost, self.slots),
             self.slots,
             self._depths,
@@ -140,16 +141,16 @@ class ShadowReplay:
         if not self._tree.fits(len(ids)):
             self._rejected += 1
             return
-        step = self._step(ids)
-        for policy, player in self._players.items():
-            self._hit_tokens[policy] += player.serve(step)
+        request = self._request(ids)
+        for policy, simulator in self._simulators.items():
+            self._hit_tokens[policy] += simulator.serve(request)
         self._requests += 1
-        self._prompt_tokens += step.prompt_tokens
-        self._resident_tokens += step.resident_tokens
+        self._prompt_tokens += request.prompt_tokens
+        self._resident_tokens += request.resident_tokens
         reused = min(cached_tokens // BLOCK_TOKENS, len(ids)) * BLOCK_TOKENS
         self._engine_tokens += max(reused, 0)
 
-    def _step(self, ids: Sequence[int]) -> Step:
+    def _request(self, ids: Sequence[int]) -> ScheduledRequest:
         """Return the request as a replay sees it, with every block a point.
 
         `learned` has to know where points lie before a state is set there.
@@ -160,7 +161,7 @@ class ShadowReplay:
             del depths[block]
         depths.update((ids[at], (at + 1) * BLOCK_TOKENS) for at in range(resident, blocks))
         reached = min(resident, blocks - 1)  # the last block is always computed
-        return Step(
+        return ScheduledRequest(
             prompt_tokens=blocks * BLOCK_TOKENS,
             resident_tokens=reached * BLOCK_TOKENS,
             path=list(ids),
@@ -177,11 +178,11 @@ class ShadowReplay:
             "dry_run_prompt_tokens": self._prompt_tokens,
             "dry_run_hit_tokens|engine": self._engine_tokens,
         }
-        for policy, player in self._players.items():
+        for policy, simulator in self._simulators.items():
             hit = self._hit_tokens[policy]
             found[f"dry_run_hit_tokens|{policy}"] = hit
             found[f"dry_run_missed_by_state_tokens|{policy}"] = self._resident_tokens - hit
-            found[f"dry_run_evictions|{policy}"] = player.evicted_states
+            found[f"dry_run_evictions|{policy}"] = simulator.evicted_states
         return found
 
 

@@ -17,7 +17,7 @@ import msgspec
 from statecache.errors import SettingsError
 
 if TYPE_CHECKING:
-    from statecache.replay.block_policies import StockOrder
+    from statecache.replay.block_policies import FifoBlockPolicy
 
 __all__ = ["MOST_BLOCKS", "POOL_ADMISSIONS", "BlockPool", "Points", "Served", "SharedPool"]
 
@@ -75,7 +75,7 @@ class BlockPool:
     def __init__(
         self,
         blocks: int,
-        order: Callable[[int, Mapping[int, Sequence[int]], Sequence[int]], StockOrder],
+        order: Callable[[int, Mapping[int, Sequence[int]], Sequence[int]], FifoBlockPolicy],
         dropped_state: Callable[[int], None],
     ) -> None:
         self.cached: dict[int, list[int]] = {}
@@ -142,7 +142,7 @@ class SharedPool:
         self,
         pool_blocks: int,
         state_blocks: int,
-        order: Callable[[int, Mapping[int, Sequence[int]], Sequence[int]], StockOrder],
+        order: Callable[[int, Mapping[int, Sequence[int]], Sequence[int]], FifoBlockPolicy],
         points: Points,
     ) -> None:
         for name, number in (("pool-blocks", pool_blocks), ("state-blocks", state_blocks)):

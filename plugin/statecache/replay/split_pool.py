@@ -9,59 +9,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-import msgspec
-
 from statecache.errors import SettingsError
+from statecache.replay.prefix_tree import directly_below
 from statecache.replay.shared_pool import Points, Served
-from statecache.replay.state_slots import directly_below
 from statecache.trace.format import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from statecache import StateIndex
-    from statecache.replay.leaf_kv import LeafKv
-    from statecache.replay.schedule import PrefixTree
-    from statecache.replay.weighted_gds import WeightedStates
+    from statecache.replay.leaf_kv import LeafLruKv
+    from statecache.replay.prefix_tree import PreorderTree
+    from statecache.replay.weighted_gds import WeightedGds
 
-__all__ = ["OwnSlots", "PreorderTree", "States"]
+__all__ = ["SplitPool", "States"]
 
-States: TypeAlias = "StateIndex | WeightedStates"
-
-
-class PreorderTree(msgspec.Struct, frozen=True):
-    """A prefix tree whose nodes are numbered in preorder: node v's subtree is v .. last[v]."""
-
-    parents: list[int]
-    last: list[int]
-    paths: list[list[int]]
-
-    @classmethod
-    def of(cls, tree: PrefixTree) -> PreorderTree:
-        """Renumber the nodes; the root stays 0. O(blocks)."""
-        nodes = len(tree.parents)
-        subtree = [1] * nodes
-        for node in range(nodes - 1, 0, -1):
-            subtree[tree.parents[node]] += subtree[node]
-        number = [0] * nodes
-        following = [1] * nodes  # by old number: what the next child gets
-        for node in range(1, nodes):
-            parent = tree.parents[node]
-            number[node] = following[parent]
-            following[parent] += subtree[node]
-            following[node] = number[node] + 1
-        parents, last = [-1] * nodes, [nodes - 1] * nodes
-        for node in range(1, nodes):
-            parents[number[node]] = number[tree.parents[node]]
-            last[number[node]] = number[node] + subtree[node] - 1
-        return cls(parents, last, [[number[node] for node in path] for path in tree.paths])
+States: TypeAlias = "StateIndex | WeightedGds"
 
 
-class OwnSlots:
+class SplitPool:
     """KV blocks and state slots, each bounded; nodes are those of `tree`."""
 
     def __init__(
-        self, tree: PreorderTree, kv: LeafKv, slots: int, states: States, points: Points
+        self, tree: PreorderTree, kv: LeafLruKv, slots: int, states: States, points: Points
     ) -> None:
         if slots < 1:
             raise SettingsError(f"checkpoint-slots is {slots}: give at least 1")

@@ -9,14 +9,15 @@ import msgspec
 
 from statecache import CostModel, ReferenceIndex, StateIndex
 from statecache.errors import SettingsError
-from statecache.replay.clairvoyant import Foresight
+from statecache.replay.clairvoyant import ClairvoyantPolicy
+from statecache.replay.prefix_tree import directly_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from statecache.replay.schedule import Plan, Step
+    from statecache.replay.schedule import ReplaySchedule, ScheduledRequest
 
-__all__ = ["POLICIES", "Player", "ReplayRow", "directly_below", "play", "replay", "serve"]
+__all__ = ["POLICIES", "ReplayRow", "SlotSimulator", "play", "replay", "serve"]
 
 POLICIES = ("gds", "lru", "learned", "clairvoyant")
 
@@ -45,62 +46,71 @@ class ReplayRow(msgspec.Struct, frozen=True):
     evicted_states: int
 
 
-def replay(plan: Plan, policy: str, slots: int, cost: CostModel | None = None) -> ReplayRow:
-    """Serve the plan's requests one after the other with `slots` states at most.
+def replay(
+    schedule: ReplaySchedule, policy: str, slots: int, cost: CostModel | None = None
+) -> ReplayRow:
+    """Serve the schedule's requests one after the other with `slots` states at most.
 
     `policy` is lru, gds or learned (decided by `StateIndex`) or clairvoyant. `cost` decides the
     order of gds and learned and weighs `recompute_cost`.
     """
     cost = cost or CostModel()
-    hits, evicted = serve(plan, policy, slots, cost)
+    hits, evicted = serve(schedule, policy, slots, cost)
     hit_tokens = sum(hits)
-    resident_tokens = sum(step.resident_tokens for step in plan.steps)
+    resident_tokens = sum(request.resident_tokens for request in schedule.requests)
     return ReplayRow(
         policy=policy,
         slots=slots,
-        admission=plan.admission,
-        requests=len(plan.steps),
-        rejected=plan.rejected,
-        prompt_tokens=sum(step.prompt_tokens for step in plan.steps),
+        admission=schedule.admission,
+        requests=len(schedule.requests),
+        rejected=schedule.rejected,
+        prompt_tokens=sum(request.prompt_tokens for request in schedule.requests),
         hit_tokens=hit_tokens,
         resident_tokens=resident_tokens,
         missed_by_state_tokens=resident_tokens - hit_tokens,
         recompute_cost=sum(
-            cost.cost(hit, step.prompt_tokens) for hit, step in zip(hits, plan.steps, strict=True)
+            cost.cost(hit, request.prompt_tokens)
+            for hit, request in zip(hits, schedule.requests, strict=True)
         ),
         evicted_states=evicted,
     )
 
 
-def serve(plan: Plan, policy: str, slots: int, cost: CostModel) -> tuple[list[int], int]:
-    """Return the tokens hit by each step, and the number of states evicted, as `replay` does."""
+def serve(
+    schedule: ReplaySchedule, policy: str, slots: int, cost: CostModel
+) -> tuple[list[int], int]:
+    """Return the tokens hit by each request, and the number of states evicted, as `replay` does."""
     if slots < 1:
         raise SettingsError(f"slots is {slots}: give at least 1")
     if policy not in POLICIES:
         raise SettingsError(f"unknown policy {policy!r}: use {', '.join(POLICIES)}")
     if policy == "clairvoyant":
-        return Foresight(plan, slots).play()
-    return play(plan, StateIndex(policy, cost, slots), slots, learns=policy == "learned")
+        return ClairvoyantPolicy(schedule, slots).play()
+    return play(schedule, StateIndex(policy, cost, slots), slots, learns=policy == "learned")
 
 
 def play(
-    plan: Plan, index: StateIndex | ReferenceIndex, slots: int, *, learns: bool = False
+    schedule: ReplaySchedule,
+    index: StateIndex | ReferenceIndex,
+    slots: int,
+    *,
+    learns: bool = False,
 ) -> tuple[list[int], int]:
-    """Return the tokens hit by each step, and the number of states evicted, as `index` decides.
+    """Return the tokens hit by each request, and the number of states evicted, as `index` decides.
 
     An index that `learns` is told of each request's path.
     """
-    resident, last = bytearray(len(plan.depths)), plan.last
+    resident, last = bytearray(len(schedule.depths)), schedule.last
 
     def below(candidate: int) -> list[int]:
         return directly_below(candidate, last, resident) if last[candidate] > candidate else []
 
-    player = Player(index, slots, plan.depths, resident, below, learns=learns)
-    return [player.serve(step) for step in plan.steps], player.evicted_states
+    simulator = SlotSimulator(index, slots, schedule.depths, resident, below, learns=learns)
+    return [simulator.serve(request) for request in schedule.requests], simulator.evicted_states
 
 
-class Player:
-    """Serves one step after the other with `slots` states at most, as `index` decides.
+class SlotSimulator:
+    """Serves one request after the other with `slots` states at most, as `index` decides.
 
     `depths` and `resident` (whether a state is set there) are looked up by candidate; `below` says
     which resident states are directly below one.
@@ -124,33 +134,33 @@ class Player:
         self._below = below
         self._learns = learns
 
-    def serve(self, step: Step) -> int:
-        """Return the tokens that the step hits."""
+    def serve(self, request: ScheduledRequest) -> int:
+        """Return the tokens that the request hits."""
         index, depths, resident = self._index, self._depths, self._resident
-        hit = next((c for c in step.resumable if resident[c]), None)
+        hit = next((c for c in request.resumable if resident[c]), None)
         if self._learns:
-            path_depths = [depths[c] for c in step.path]
-            index.on_prompt(step.path, path_depths, len(step.resumable), step.admitted)
+            path_depths = [depths[c] for c in request.path]
+            index.on_prompt(request.path, path_depths, len(request.resumable), request.admitted)
         hit_tokens = 0
         if hit is not None:
             index.touch(hit)
             index.pin(hit)
             hit_tokens = depths[hit]
-        if step.dropped:
-            index.drop(step.dropped)
-            for c in step.dropped:
+        if request.dropped:
+            index.drop(request.dropped)
+            for c in request.dropped:
                 resident[c] = 0
-        self._set_states(step, hit, hit_tokens)
+        self._set_states(request, hit, hit_tokens)
         if hit is not None:
             index.unpin(hit)
         return hit_tokens
 
-    def _set_states(self, step: Step, hit: int | None, hit_tokens: int) -> None:
+    def _set_states(self, request: ScheduledRequest, hit: int | None, hit_tokens: int) -> None:
         index, depths, resident = self._index, self._depths, self._resident
         on_path = [] if hit is None else [hit]  # states of this path, deepest last
-        beyond = bisect_right(step.admitted, hit_tokens, key=depths.__getitem__)
-        for c in step.admitted[beyond:]:
-            is_end = c == step.admitted[-1]
+        beyond = bisect_right(request.admitted, hit_tokens, key=depths.__getitem__)
+        for c in request.admitted[beyond:]:
+            is_end = c == request.admitted[-1]
             if resident[c]:
                 index.touch(c, end=is_end)
                 continue
@@ -166,17 +176,3 @@ class Player:
             index.insert(c, depths[c], parent, self._below(c), end=is_end)
             resident[c] = 1
             on_path.append(c)
-
-
-def directly_below(candidate: int, last: list[int], resident: bytearray) -> list[int]:
-    """Return the resident states below `candidate` with no other resident one in between.
-
-    Numbers are in preorder: `last[c]` is the highest in the subtree of c.
-    """
-    end = last[candidate] + 1
-    found = []
-    below = resident.find(1, candidate + 1, end)
-    while below >= 0:
-        found.append(below)
-        below = resident.find(1, last[below] + 1, end)
-    return found

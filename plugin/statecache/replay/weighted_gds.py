@@ -11,7 +11,7 @@ from statecache.errors import SettingsError
 if TYPE_CHECKING:
     from statecache import CostModel
 
-__all__ = ["WeightedStates"]
+__all__ = ["WeightedGds"]
 
 
 class _State:
@@ -26,7 +26,7 @@ class _State:
         self.last_use = 0
 
 
-class WeightedStates:
+class WeightedGds:
     """As `StateIndex` under gds, but a state with others below it counts its gain `weight` times.
 
     Each entry of the heap is the priority its state had at some time after its last use; a state

@@ -15,9 +15,10 @@ import msgspec
 from statecache.checkpoint.formats import FORMATS
 from statecache.errors import SettingsError
 from statecache.replay.block_pools import SlotRule, replay_pool, replay_slots
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.kv_residency import kv_timeline
+from statecache.replay.prefix_tree import PrefixTree, PreorderTree
+from statecache.replay.schedule import make_schedule
 from statecache.replay.shared_pool import MOST_BLOCKS
-from statecache.replay.split_pool import PreorderTree
 from statecache.replay.state_slots import replay
 from statecache.sizing.model_config import HybridModel
 from statecache.trace.format import BLOCK_TOKENS
@@ -203,7 +204,7 @@ class _Sglang(_Player):
         if tokens < BLOCK_TOKENS:
             return None
         kv = kv_timeline(self.tree, tokens)
-        row = replay(make_plan(self.tree, kv, "dense", self.demand.chunk_tokens), "gds", slots)
+        row = replay(make_schedule(self.tree, kv, "dense", self.demand.chunk_tokens), "gds", slots)
         demand = self.demand
         flags = [f"--max-running-requests {demand.running}"]
         if kind == "native":

@@ -10,7 +10,7 @@ from statecache.ab.bench import Bench, Cell, Trial
 from statecache.ab.drivers.cache_layer_protocol import Job
 from statecache.ab.drivers.replay import CoreDriver
 from statecache.ab.workloads import Workload
-from statecache.replay.schedule import PrefixTree
+from statecache.replay.prefix_tree import PrefixTree
 from statecache_sglang.bench.cache_driver import play
 
 # One Python by two names, so that there are two processes, each with a hash seed of its own.

@@ -9,7 +9,9 @@ from server import running
 from tiny_model import make_tiny_model
 
 from statecache.engine.settings import Settings
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.kv_residency import kv_timeline
+from statecache.replay.prefix_tree import PrefixTree
+from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import replay
 from statecache.trace.format import read_trace
 from statecache_sglang import recording
@@ -74,9 +76,9 @@ def test_a_server_serves_as_without_it_and_shows_what_a_replay_of_its_recording_
     assert [one["cached"] for one in dry] == [one["cached"] for one in alone]
     assert [one["tokens"] for one in dry] == [one["tokens"] for one in alone]
     tree = PrefixTree.of(read_trace(str(path)))
-    plan = make_plan(tree, kv_timeline(tree, 8_192), "dense")
+    schedule = make_schedule(tree, kv_timeline(tree, 8_192), "dense")
     for policy in ("lru", "gds", "learned"):
-        row = replay(plan, policy, 3)
+        row = replay(schedule, policy, 3)
         assert found["dry_run_hit_tokens_total", policy] == row.hit_tokens > 0
         missed = found.get(("dry_run_missed_by_state_tokens_total", policy), 0)
         assert missed == row.missed_by_state_tokens

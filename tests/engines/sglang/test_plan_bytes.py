@@ -15,7 +15,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs
 
 from statecache.engine.settings import add_flags
-from statecache.replay.schedule import PrefixTree
+from statecache.replay.prefix_tree import PrefixTree
 from statecache.sizing.model_config import read_model
 from statecache.sizing.splits import Demand, rated_splits
 from statecache_sglang.spec import SPEC

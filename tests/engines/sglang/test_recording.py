@@ -12,7 +12,7 @@ from tiny_model import make_tiny_model
 
 from statecache.engine.seams import probe
 from statecache.engine.settings import Settings
-from statecache.replay.schedule import PrefixTree
+from statecache.replay.prefix_tree import PrefixTree
 from statecache.trace.format import read_trace
 from statecache.trace.recorder import BlockIds
 from statecache_sglang import record_seams, recording

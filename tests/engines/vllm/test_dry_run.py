@@ -10,7 +10,9 @@ from test_server import ask, serve
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.kv_residency import kv_timeline
+from statecache.replay.prefix_tree import PrefixTree
+from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import replay
 from statecache.tools.doctor_server import look_at_server
 from statecache.trace.format import read_trace
@@ -62,9 +64,9 @@ def test_the_numbers_are_those_of_a_replay_of_the_recording(model, tmp_path):
     run.scheduler.shutdown()
     found = run.planner.report._sample()
     tree = PrefixTree.of(read_trace(str(path)))
-    plan = make_plan(tree, kv_timeline(tree, 582 * 16), "dense")
+    schedule = make_schedule(tree, kv_timeline(tree, 582 * 16), "dense")
     for policy in ("lru", "gds", "learned"):
-        row = replay(plan, policy, 6)
+        row = replay(schedule, policy, 6)
         assert found[f"dry_run_hit_tokens|{policy}"] == row.hit_tokens > 0
         assert found[f"dry_run_missed_by_state_tokens|{policy}"] == row.missed_by_state_tokens
         assert found[f"dry_run_evictions|{policy}"] == row.evicted_states > 0

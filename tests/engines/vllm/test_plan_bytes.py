@@ -16,7 +16,7 @@ from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec
 
-from statecache.replay.schedule import PrefixTree
+from statecache.replay.prefix_tree import PrefixTree
 from statecache.sizing.model_config import read_model
 from statecache.sizing.splits import Demand, rated_splits
 from statecache_vllm import adapter

@@ -16,7 +16,7 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request, RequestStatus
 
-from statecache.replay.schedule import PrefixTree
+from statecache.replay.prefix_tree import PrefixTree
 from statecache.trace.format import read_trace
 from statecache.trace.recorder import BlockIds
 from statecache_vllm import recording

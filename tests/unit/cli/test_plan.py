@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.kv_residency import kv_timeline
+from statecache.replay.prefix_tree import PrefixTree
+from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import replay
 from statecache.sizing.model_config import read_model
 from statecache.sizing.splits import Demand, Split, best_splits, rated_splits
@@ -78,7 +80,7 @@ def test_the_rates_are_those_of_the_replay(folder, report):
         assert split["prompt_tokens"] == prompt
         if split["engine"] == "sglang":
             kv = kv_timeline(tree, split["kv_tokens"])
-            row = replay(make_plan(tree, kv, "dense"), "gds", split["kept_slots"])
+            row = replay(make_schedule(tree, kv, "dense"), "gds", split["kept_slots"])
             assert (row.hit_tokens, row.rejected) == (split["hit_tokens"], split["rejected"])
     shown = command(
         *("replay", folder / "agent.jsonl", "--json", "-", "--admission", "dense+junctions"),

@@ -10,9 +10,8 @@ from rich.console import Console
 
 import statecache
 from statecache.replay.block_pools import PoolRow, SlotRule, replay_pool, replay_slots
+from statecache.replay.prefix_tree import PrefixTree, PreorderTree
 from statecache.replay.report import pool_table
-from statecache.replay.schedule import PrefixTree
-from statecache.replay.split_pool import PreorderTree
 from support.replay_support import assert_one_line, run, trace_of, write_trace
 
 # ab cd abx cdy abz: 13 blocks, of which 2, 2 and 2 are hit where all fits.

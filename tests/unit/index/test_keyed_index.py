@@ -9,7 +9,9 @@ import pytest
 from statecache import CostModel
 from statecache.engine.settings import Settings
 from statecache.index.keyed_index import KnownKeys, NamedIndex, TokenPrefixes
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.kv_residency import kv_timeline
+from statecache.replay.prefix_tree import PrefixTree
+from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import serve
 from statecache.trace.format import BLOCK_TOKENS, read_trace
 from statecache.trace.generate_mixed import MixedWorkload, mixed_lines
@@ -118,17 +120,17 @@ def test_the_book_of_vllms_pool_hits_and_evicts_what_the_replay_does(
     file.write_bytes(b"".join(mixed_lines(workload)))
     tree = PrefixTree.of(read_trace(str(file)))
     kv = kv_timeline(tree, kv_tokens)
-    plan = make_plan(tree, kv, admission, chunk_tokens=8 * BLOCK_TOKENS)
-    expected = serve(plan, "learned", 16, CostModel())
+    schedule = make_schedule(tree, kv, admission, chunk_tokens=8 * BLOCK_TOKENS)
+    expected = serve(schedule, "learned", 16, CostModel())
     given = Settings.from_given({"kv_cache_plugin": "statecache", "policy": "learned"}, {})
     book = CheckpointBook(given, 16, BLOCK_TOKENS, lambda _hash, _resident: None)
     hits = []
     served = [r for r, resident in enumerate(kv.resident) if resident >= 0]
-    for r, step in zip(served, plan.steps, strict=True):
+    for r, request in zip(served, schedule.requests, strict=True):
         path = [node.to_bytes(8, "little") for node in tree.paths[r]]
-        resident = step.resident_tokens // BLOCK_TOKENS
-        ends = [plan.depths[c] // BLOCK_TOKENS for c in step.admitted]
-        book.tree.requested(path, step.prompt_tokens, ends, resident * BLOCK_TOKENS)
+        resident = request.resident_tokens // BLOCK_TOKENS
+        ends = [schedule.depths[c] // BLOCK_TOKENS for c in request.admitted]
+        book.tree.requested(path, request.prompt_tokens, ends, resident * BLOCK_TOKENS)
         hit = book.deepest(path[:resident], 0)
         depth = 0
         if hit is not None:

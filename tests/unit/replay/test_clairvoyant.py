@@ -5,7 +5,9 @@ import random
 import msgspec
 import pytest
 
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.kv_residency import kv_timeline
+from statecache.replay.prefix_tree import PrefixTree
+from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import ReplayRow, replay
 from statecache.trace.format import Request
 from statecache.trace.generate_agent import AgentWorkload, agent_lines
@@ -99,10 +101,10 @@ def test_it_is_not_below_lru_or_gds_on_these_seeds(seed: int, kv_blocks: int | N
     tree = PrefixTree.of(trace_of(random_prompts(rng)))
     kv = kv_timeline(tree, kv_blocks and 512 * kv_blocks)
     for admission in ("dense", "ends"):
-        plan = make_plan(tree, kv, admission, 512 * rng.choice([2, 4, 16]))
+        schedule = make_schedule(tree, kv, admission, 512 * rng.choice([2, 4, 16]))
         for slots in (1, 2, 3, 5, 8, 13, 21, 1000):
-            online = max(replay(plan, policy, slots).hit_tokens for policy in ("lru", "gds"))
-            assert replay(plan, "clairvoyant", slots).hit_tokens >= online, (admission, slots)
+            online = max(replay(schedule, policy, slots).hit_tokens for policy in ("lru", "gds"))
+            assert replay(schedule, "clairvoyant", slots).hit_tokens >= online, (admission, slots)
 
 
 @pytest.mark.parametrize("kv_tokens", [None, 1_000_000])
@@ -113,7 +115,7 @@ def test_it_is_not_below_lru_or_gds_on_generated_agents(kv_tokens: int | None) -
     tree = PrefixTree.of(trace)
     kv = kv_timeline(tree, kv_tokens)
     for admission in ("dense", "ends"):
-        plan = make_plan(tree, kv, admission)
+        schedule = make_schedule(tree, kv, admission)
         for slots in (4, 16, 64, 256):
-            online = max(replay(plan, policy, slots).hit_tokens for policy in ("lru", "gds"))
-            assert replay(plan, "clairvoyant", slots).hit_tokens >= online, (admission, slots)
+            online = max(replay(schedule, policy, slots).hit_tokens for policy in ("lru", "gds"))
+            assert replay(schedule, "clairvoyant", slots).hit_tokens >= online, (admission, slots)

@@ -5,8 +5,10 @@ import logging
 import pytest
 
 from statecache.engine.settings import Settings
+from statecache.replay.kv_residency import kv_timeline
 from statecache.replay.online import begin
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.prefix_tree import PrefixTree
+from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import replay
 from statecache.trace.format import read_trace
 from statecache.trace.recorder import Ended, TraceRecorder
@@ -34,10 +36,10 @@ def test_beside_a_recording_the_numbers_are_those_of_its_replay(tmp_path):
     shadow, observe = begin(3, 40 * 512, settings(), LOG)
     serve(TraceRecorder(str(path), 1, LOG, observe=observe))
     tree = PrefixTree.of(read_trace(str(path)))
-    plan = make_plan(tree, kv_timeline(tree, 40 * 512), "dense")
+    schedule = make_schedule(tree, kv_timeline(tree, 40 * 512), "dense")
     sample = shadow.sample()
     for policy in ("lru", "gds", "learned"):
-        row = replay(plan, policy, 3)
+        row = replay(schedule, policy, 3)
         assert sample[f"dry_run_hit_tokens|{policy}"] == row.hit_tokens > 0
         assert sample[f"dry_run_missed_by_state_tokens|{policy}"] == row.missed_by_state_tokens
         assert sample["dry_run_prompt_tokens"] == row.prompt_tokens

@@ -5,8 +5,10 @@ import random
 import pytest
 
 from statecache import CostModel
+from statecache.replay.kv_residency import kv_timeline
 from statecache.replay.online import SHADOW_POLICIES, ShadowReplay, _Tree
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.prefix_tree import PrefixTree
+from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import replay
 from statecache.trace.format import Request, Trace
 from statecache.trace.recorder import BlockIds, Ended
@@ -37,8 +39,8 @@ def agents(seed: int, requests: int, most_blocks: int) -> list[list[int]]:
 def rows(prompts, slots, kv_tokens):
     requests = [Request(0, 512 * len(ids), 1, ids) for ids in prompts if ids]
     tree = PrefixTree.of(Trace("made here", "", None, requests))
-    plan = make_plan(tree, kv_timeline(tree, kv_tokens), "dense")
-    return {policy: replay(plan, policy, slots, COST) for policy in SHADOW_POLICIES}
+    schedule = make_schedule(tree, kv_timeline(tree, kv_tokens), "dense")
+    return {policy: replay(schedule, policy, slots, COST) for policy in SHADOW_POLICIES}
 
 
 def shadow_of(prompts, slots, kv_tokens):

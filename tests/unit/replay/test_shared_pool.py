@@ -7,7 +7,7 @@ and one for the state it decodes with. It lets go: the last two, its state, its 
 import pytest
 
 from statecache.errors import SettingsError
-from statecache.replay.block_policies import ReuseOrder
+from statecache.replay.block_policies import ReuseBlockPolicy
 from support.pool_support import Shared
 
 
@@ -134,11 +134,11 @@ def test_at_equal_ages_the_unproven_go() -> None:
     assert Shared(10, "reuse", ratio=1).play("ab abc wxyz abq")[-1] == (2, 2)
 
 
-def order_of_four() -> ReuseOrder:
-    return ReuseOrder(4, {}, [0] * 4)
+def order_of_four() -> ReuseBlockPolicy:
+    return ReuseBlockPolicy(4, {}, [0] * 4)
 
 
-def lose(order: ReuseOrder, key: int, *, proven: bool) -> None:
+def lose(order: ReuseBlockPolicy, key: int, *, proven: bool) -> None:
     block = order.take()
     order.computed(block, proven=proven)
     order.lost(block, key)

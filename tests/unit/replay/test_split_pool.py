@@ -4,7 +4,7 @@ import pytest
 
 from statecache.errors import SettingsError
 from statecache.replay.block_pools import SlotRule, kv_blocks_beside, replay_slots
-from statecache.replay.split_pool import PreorderTree
+from statecache.replay.prefix_tree import PreorderTree
 from support.pool_support import play_slots, tree_of
 
 

@@ -7,7 +7,9 @@ import pytest
 
 from statecache import CostModel
 from statecache.errors import SettingsError
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.kv_residency import kv_timeline
+from statecache.replay.prefix_tree import PrefixTree
+from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import ReplayRow, replay
 from statecache.trace.format import Request, Trace
 from support.replay_support import replay_prompts
@@ -86,7 +88,7 @@ def test_only_whole_blocks_count() -> None:
     # 1,100 tokens: the third id names a part of a block.
     requests = [Request(0, 1100, 0, [1, 2, 3]), Request(1, 2048, 0, [1, 2, 3, 4])]
     tree = PrefixTree.of(Trace("t", "", None, requests))
-    row = replay(make_plan(tree, kv_timeline(tree, None), "ends"), "gds", 2)
+    row = replay(make_schedule(tree, kv_timeline(tree, None), "ends"), "gds", 2)
     assert blocks(row) == (2 + 4, 2, 2)
 
 
@@ -168,4 +170,4 @@ def test_bad_settings_are_named(changes: dict[str, object], named: str) -> None:
 def test_a_chunk_is_a_whole_number_of_blocks() -> None:
     tree = PrefixTree.of(Trace("t", "", None, [Request(0, 1024, 0, [1, 2])]))
     with pytest.raises(SettingsError, match="chunk is 700"):
-        make_plan(tree, kv_timeline(tree, None), "dense", 700)
+        make_schedule(tree, kv_timeline(tree, None), "dense", 700)

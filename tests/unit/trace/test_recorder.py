@@ -17,7 +17,7 @@ import pytest
 from statecache.ab.workloads import Workload
 from statecache.cli.main import main
 from statecache.errors import SettingsError
-from statecache.replay.schedule import PrefixTree
+from statecache.replay.prefix_tree import PrefixTree
 from statecache.trace.format import read_trace
 from statecache.trace.record_file import check_record_file
 from statecache.trace.recorder import BlockIds, Ended, TraceRecorder

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING
 
 from statecache.ab.results import Played, Served
 from statecache.replay.block_policies import make_order
-from statecache.replay.schedule import PrefixTree, kv_timeline, make_plan
+from statecache.replay.kv_residency import kv_timeline
+from statecache.replay.prefix_tree import PrefixTree
+from statecache.replay.schedule import make_schedule
 from statecache.replay.shared_pool import Points, SharedPool
 from statecache.replay.state_slots import serve
 from statecache.trace.format import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from statecache.ab.arms import Arm
-    from statecache.replay.schedule import KvTimeline, Plan
+    from statecache.replay.kv_residency import KvTimeline
+    from statecache.replay.schedule import ReplaySchedule
     from statecache.trace.format import Trace
 
 __all__ = ["CoreDriver"]
@@ -25,7 +28,7 @@ class CoreDriver:
     def __init__(self, trace: Trace) -> None:
         self._tree = PrefixTree.of(trace)
         self._timelines: dict[int, KvTimeline] = {}
-        self._plans: dict[tuple[int, str, int], Plan] = {}
+        self._schedules: dict[tuple[int, str, int], ReplaySchedule] = {}
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -40,17 +43,17 @@ class CoreDriver:
         if arm.kv_tokens not in self._timelines:
             self._timelines[arm.kv_tokens] = kv_timeline(self._tree, arm.kv_tokens or None)
         timeline = self._timelines[arm.kv_tokens]
-        if key not in self._plans:
-            self._plans[key] = make_plan(self._tree, timeline, arm.admission, arm.chunk)
-        hits, evicted = serve(self._plans[key], arm.policy, arm.states, arm.cost_model())
-        found = iter(zip(self._plans[key].steps, hits, strict=True))
+        if key not in self._schedules:
+            self._schedules[key] = make_schedule(self._tree, timeline, arm.admission, arm.chunk)
+        hits, evicted = serve(self._schedules[key], arm.policy, arm.states, arm.cost_model())
+        found = iter(zip(self._schedules[key].requests, hits, strict=True))
         served = []
         for path, resident in zip(self._tree.paths, timeline.resident, strict=True):
             if resident < 0:
                 served.append(_rejected(len(path)))
             else:
-                step, hit = next(found)
-                served.append(Served(step.prompt_tokens, step.resident_tokens, hit))
+                request, hit = next(found)
+                served.append(Served(request.prompt_tokens, request.resident_tokens, hit))
         return Played(served, evicted, 0)
 
     def _play_shared(self, arm: Arm) -> Played:
