@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from statecache.ab.results import Run
+from statecache.ab.server_arm import ServerArm
+from statecache.ab.server_results import Answers
 from support import stand_in_server
 from support.stand_in_server import VOCABULARY
 
@@ -33,3 +36,7 @@ def plan(folder: Path, **commands: str) -> Path:
 def result_of(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "result.json").read_bytes())
     return found
+
+
+def server_run(cell: str, arm: str, seed: int, answers: Answers, warm_up: int) -> Run:
+    return answers.total(cell, ServerArm(name=arm, url="http://127.0.0.1:1"), seed, warm_up)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecache import CostModel
-from statecache.ab.config import made
+from statecache.ab.config import build_struct
 from statecache.ab.server_arm import ServerArm
 from statecache.engine.settings import parse_cost
 from statecache.errors import SettingsError, escape_control_chars
@@ -17,10 +17,11 @@ from statecache.replay.shared_pool import MOST_BLOCKS, POOL_ADMISSIONS
 from statecache.trace.format import BLOCK_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
-__all__ = ["ENGINES", "Arm", "check_arms", "made_arm", "parse_arm"]
+__all__ = ["ENGINES", "REPLAY", "AnyArm", "Arm", "check_arms", "parse_arm_config", "parse_arm"]
 
+REPLAY = "core"  # the built-in replay stands in the place of an engine
 ENGINES = ("core", "sglang", "vllm")
 _MOST = 2**48  # of any size: far within 64 bits
 _MOST_BYTES = 2**62
@@ -109,7 +110,33 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def driver(self) -> str:
         """What plays the workload: the built-in replay, or the engine's own cache layer."""
-        return "core" if self.engine == "core" else "cache"
+        return "replay" if self.engine == REPLAY else "cache_layer"
+
+    @property
+    def driver_key(self) -> Hashable:
+        """What arms that one driver plays have in common: for engines it is their process."""
+        return self.driver if self.engine == REPLAY else (self.engine, self.python)
+
+    @property
+    def seeds_tokens(self) -> bool:
+        """Whether another seed gives other tokens where the workload is the same."""
+        return False
+
+    @property
+    def timed(self) -> bool:
+        """Whether there are times to compare."""
+        return False
+
+    def check(self) -> None:
+        """Everything was checked when it was made."""
+
+    def with_python(self, python: str) -> Arm:
+        """Return the arm with this Python, unless it has one of its own."""
+        return self if self.python else msgspec.structs.replace(self, python=python)
+
+    def without_keys(self) -> Arm:
+        """Return the arm as it may be shown: as it is."""
+        return self
 
     @property
     def free_slots(self) -> int:
@@ -162,7 +189,10 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 )
 
 
-def parse_arm(text: str) -> Arm | ServerArm:
+AnyArm = Arm | ServerArm
+
+
+def parse_arm(text: str) -> AnyArm:
     """Read an arm written as "name:key=value,...". Raises `SettingsError`."""
     name, colon, rest = text.partition(":")
     values: dict[str, Any] = {"name": name.strip()}
@@ -180,17 +210,17 @@ def parse_arm(text: str) -> Arm | ServerArm:
             colon = ""
     if not name.strip() or (rest and not colon):
         raise SettingsError(escape_control_chars(f"--arm: {text!r} is not name:key=value,..."))
-    return made_arm(values, strict=False)
+    return parse_arm_config(values, strict=False)
 
 
-def made_arm(values: dict[str, Any], *, strict: bool) -> Arm | ServerArm:
-    """Make an arm of what was given; texts stand for numbers unless `strict`."""
+def parse_arm_config(values: dict[str, Any], *, strict: bool) -> AnyArm:
+    """Build an arm of what was given; texts stand for numbers unless `strict`."""
     is_server = bool({"driver", "url", "command"} & values.keys())
-    kind: type[Arm | ServerArm] = ServerArm if is_server else Arm
-    return made(kind, values, f"arm {values.get('name', '?')}", strict=strict)
+    kind: type[AnyArm] = ServerArm if is_server else Arm
+    return build_struct(kind, values, f"arm {values.get('name', '?')}", strict=strict)
 
 
-def check_arms(arms: Sequence[Arm | ServerArm]) -> None:
+def check_arms(arms: Sequence[AnyArm]) -> None:
     """Raise `SettingsError` unless names differ and each baseline is an arm."""
     names = [arm.name for arm in arms]
     if len(arms) < 2:

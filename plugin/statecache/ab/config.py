@@ -1,8 +1,9 @@
-"""What a user writes as keys and values, made into one of our structs."""
+"""What a user writes as keys and values, and the structs that are built of it."""
 
 from __future__ import annotations
 
 import difflib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -12,12 +13,19 @@ from statecache.errors import SettingsError, escape_control_chars
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["check_keys", "made", "pairs"]
+__all__ = ["build_struct", "check_installed", "check_keys", "parse_pairs"]
 
-_Made = TypeVar("_Made", bound=msgspec.Struct)
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
-def pairs(text: str, problem: str, first: dict[str, Any] | None = None) -> dict[str, Any]:
+def check_installed(*modules: str) -> None:
+    """Raise `SettingsError` if one of the modules is missing. They are not imported yet."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise SettingsError(f"ab: {module} is not installed: pip install 'statecache[ab]'")
+
+
+def parse_pairs(text: str, problem: str, first: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return `first` and the values written as "key=value,...".
 
     Raises `SettingsError` with the `problem` for anything else, and for a key given twice.
@@ -42,8 +50,10 @@ def check_keys(keys: Iterable[str], kind: type[msgspec.Struct], where: str) -> N
             )
 
 
-def made(kind: type[_Made], values: dict[str, Any], where: str, *, strict: bool) -> _Made:
-    """Make a `kind` of the values; texts stand for numbers unless `strict`.
+def build_struct(
+    kind: type[_Struct], values: dict[str, Any], where: str, *, strict: bool
+) -> _Struct:
+    """Build a `kind` of the values; texts stand for numbers unless `strict`.
 
     Raises `SettingsError` that begins with `where`.
     """

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecache.ab.arms import Arm
-from statecache.ab.bench import Cell
 from statecache.ab.statistics import default_repeats
+from statecache.ab.trial import Cell
 from statecache.ab.workloads import Workload
 from statecache.errors import SettingsError, escape_control_chars
 

@@ -7,22 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache.ab.arms import Arm, check_arms, made_arm, parse_arm
-from statecache.ab.bench import Cell, Trial
-from statecache.ab.config import made, pairs
-from statecache.ab.server_arm import (
-    ServerArm,
-    check_client,
-    made_servers,
-    parse_servers,
-)
+from statecache.ab.arms import check_arms, parse_arm, parse_arm_config
+from statecache.ab.config import build_struct, parse_pairs
+from statecache.ab.server_arm import build_server_settings, parse_servers
 from statecache.ab.statistics import default_repeats, least_repeats
+from statecache.ab.trial import Cell, Trial
 from statecache.ab.workloads import KINDS, Workload
 from statecache.errors import SettingsError, escape_control_chars
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from statecache.ab.arms import AnyArm
 
 __all__ = ["Plan", "parse_workload", "read_plan", "trial_of"]
 
@@ -85,27 +82,30 @@ def trial_of(
     axis: str,
 ) -> Trial:
     """Fill in the rest. Raises `SettingsError` for repeats that could never find anything."""
-    cells = [
-        msgspec.structs.replace(cell, arms=[_with_python(arm, python) for arm in cell.arms])
-        for cell in cells
-    ]
+    if python is not None:
+        cells = [
+            msgspec.structs.replace(cell, arms=[arm.with_python(python) for arm in cell.arms])
+            for cell in cells
+        ]
     seeded = [pair for cell in cells if cell.seeded for pair in cell.pairs]
-    of_servers = sum(cell.server_pairs for cell in cells if cell.seeded)
+    timed = sum(cell.timed_pairs for cell in cells if cell.seeded)
     if repeats is not None and not 1 <= repeats <= _MOST_REPEATS:
         raise SettingsError(f"--repeats: {repeats} is not in 1 to {_MOST_REPEATS}")
     if repeats is None:
-        repeats = default_repeats(len(seeded), of_servers) if seeded else 1
+        repeats = default_repeats(len(seeded), timed) if seeded else 1
     elif seeded and 1 != repeats < least_repeats(len(seeded)):
         raise SettingsError(
             f"--repeats: {repeats} can never reach significance in {len(seeded)} comparisons:"
-            f" give {default_repeats(len(seeded), of_servers)}, or 1 for equal or different"
+            f" give {default_repeats(len(seeded), timed)}, or 1 for equal or different"
         )
     if seed is not None and not 0 <= seed <= _MOST_SEED:
         raise SettingsError(f"--seed: {seed} is not in 0 to {_MOST_SEED}")
     share = 0.1 if warm_up is None else warm_up
     if not 0 <= share < 1:
         raise SettingsError(f"--warm-up: {share:g} is no share from 0 to below 1")
-    return Trial(name=name, cells=cells, repeats=repeats, seed=seed or 0, warm_up=share, axis=axis)
+    return Trial(
+        name=name, cells=list(cells), repeats=repeats, seed=seed or 0, warm_up=share, axis=axis
+    )
 
 
 def parse_workload(text: str) -> Workload:
@@ -113,48 +113,39 @@ def parse_workload(text: str) -> Workload:
     kind, _, rest = text.partition(":")
     values: dict[str, Any] = {"kind": kind}
     if rest:
-        values = pairs(rest, f"--workload: {text!r} is not kind:key=value,...", values)
+        values = parse_pairs(rest, f"--workload: {text!r} is not kind:key=value,...", values)
     if kind not in KINDS:
         known = ", ".join(KINDS)
         raise SettingsError(escape_control_chars(f"--workload: unknown kind {kind!r}: use {known}"))
-    return made(Workload, values, "--workload", strict=False)
+    return build_struct(Workload, values, "--workload", strict=False)
 
 
 def _with_servers(trial: Trial, cell: Cell, asking: dict[str, Any]) -> Trial:
     """Add how servers are asked. Raises `SettingsError` for what would not be a fair test."""
-    servers = [isinstance(arm, ServerArm) for arm in cell.arms]
-    if not any(servers):
+    if not any(arm.timed for arm in cell.arms):
         if asking:
             raise SettingsError("--servers and --speed are for servers, and no arm is one")
         return trial
-    check_client()
     for arm in cell.arms:
-        if isinstance(arm, ServerArm):
-            arm.key()  # says if it is not there
-    if not all(servers) and not cell.workload.seeded:
+        arm.check()
+    if not all(arm.seeds_tokens for arm in cell.arms) and not cell.workload.seeded:
         raise SettingsError(
             f"workload: {cell.workload.kind} is the same at each seed, so only servers can repeat"
             " it: leave the other arms out"
         )
     if "speed" in asking and cell.workload.loop == "closed":
         raise SettingsError("--speed: a closed loop has no times: set loop=open")
-    settings = made_servers({"salt": secrets.randbits(32)} | asking)
+    settings = build_server_settings({"salt": secrets.randbits(32)} | asking)
     return msgspec.structs.replace(trial, servers=settings)
 
 
-def _with_python(arm: Arm | ServerArm, python: str | None) -> Arm | ServerArm:
-    if python is None or isinstance(arm, ServerArm) or arm.python:
-        return arm
-    return msgspec.structs.replace(arm, python=python)
-
-
-def _read(path: Path) -> tuple[Plan, list[Arm | ServerArm], Workload]:
+def _read(path: Path) -> tuple[Plan, list[AnyArm], Workload]:
     """Return what a file says, its arms and its workload. Raises `SettingsError` with its name."""
     try:
-        plan = made(Plan, msgspec.toml.decode(path.read_bytes()), "plan", strict=True)
-        made_servers(plan.servers)
-        arms = [made_arm(values, strict=True) for values in plan.arms]
-        return plan, arms, made(Workload, plan.workload, "workload", strict=True)
+        plan = build_struct(Plan, msgspec.toml.decode(path.read_bytes()), "plan", strict=True)
+        build_server_settings(plan.servers)
+        arms = [parse_arm_config(values, strict=True) for values in plan.arms]
+        return plan, arms, build_struct(Workload, plan.workload, "workload", strict=True)
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
     except RecursionError:

@@ -1,4 +1,4 @@
-"""What a driver measures: one record a request, added up to one row a run."""
+"""What a driver measures: one row a request, added up to one a run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from statecache.trace.format import BLOCK_TOKENS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from statecache import CostModel
     from statecache.ab.arms import Arm
 
-__all__ = ["MEASURES", "Measure", "Played", "Run", "Served", "Times", "run_of"]
+__all__ = ["MEASURES", "Measure", "Played", "Run", "Served", "Times"]
 
 
 class Served(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -42,15 +41,45 @@ class Played(msgspec.Struct, frozen=True):
     evicted_states: int | None
     skipped_states: int | None
 
-    def records(self) -> Iterator[dict[str, object]]:
+    def __len__(self) -> int:
+        """How many requests were played, the warm-up included."""
+        return len(self.served)
+
+    def rows(self) -> Iterator[dict[str, object]]:
         """Yield what there is to say of each request."""
-        for one in self.served:
+        for request in self.served:
             yield {
-                "prompt_tokens": one.prompt_tokens,
-                "resident_tokens": one.resident_tokens,
-                "hit_tokens": one.hit_tokens,
-                "rejected": one.rejected,
+                "prompt_tokens": request.prompt_tokens,
+                "resident_tokens": request.resident_tokens,
+                "hit_tokens": request.hit_tokens,
+                "rejected": request.rejected,
             }
+
+    def total(self, cell: str, arm: Arm, seed: int | None, warm_up: int) -> Run:
+        """Add up all but the first `warm_up` requests."""
+        counted: Sequence[Served] = self.served[warm_up:]
+        done = [request for request in counted if not request.rejected]
+        hit = sum(request.hit_tokens for request in done)
+        resident = sum(request.resident_tokens for request in done)
+        cost = arm.cost_model()
+        return Run(
+            cell=cell,
+            arm=arm.name,
+            seed=seed,
+            warm_up=min(warm_up, len(self.served)),
+            requests=len(done),
+            rejected=len(counted) - len(done),
+            prompt_tokens=sum(request.prompt_tokens for request in done),
+            hit_tokens=hit,
+            resident_tokens=resident,
+            missed_by_state_tokens=resident - hit,
+            recompute_cost=sum(
+                cost.cost(request.hit_tokens, request.prompt_tokens) for request in done
+            ),
+            evicted_states=self.evicted_states,
+            skipped_states=self.skipped_states,
+            state_slot_bytes=arm.state_slot_bytes,
+        )
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,29 +185,3 @@ MEASURES = (
     Measure("request_errors", False),
     Measure("peak_resident_mib", False),
 )
-
-
-def run_of(
-    cell: str, arm: Arm, seed: int | None, played: Played, warm_up: int, cost: CostModel
-) -> Run:
-    """Add up what was served after the first `warm_up` requests."""
-    counted: Sequence[Served] = played.served[warm_up:]
-    done = [one for one in counted if not one.rejected]
-    hit = sum(one.hit_tokens for one in done)
-    resident = sum(one.resident_tokens for one in done)
-    return Run(
-        cell=cell,
-        arm=arm.name,
-        seed=seed,
-        warm_up=min(warm_up, len(played.served)),
-        requests=len(done),
-        rejected=len(counted) - len(done),
-        prompt_tokens=sum(one.prompt_tokens for one in done),
-        hit_tokens=hit,
-        resident_tokens=resident,
-        missed_by_state_tokens=resident - hit,
-        recompute_cost=sum(cost.cost(one.hit_tokens, one.prompt_tokens) for one in done),
-        evicted_states=played.evicted_states,
-        skipped_states=played.skipped_states,
-        state_slot_bytes=arm.state_slot_bytes,
-    )

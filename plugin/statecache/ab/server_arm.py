@@ -6,17 +6,19 @@ import math
 import os
 import re
 import shlex
-from importlib.util import find_spec
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
-from statecache.ab.config import check_keys, made, pairs
+from statecache.ab.config import build_struct, check_installed, check_keys, parse_pairs
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.tools.http_client import without_user
 
-__all__ = ["ServerArm", "ServerSettings", "check_client", "made_servers", "parse_servers"]
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+__all__ = ["ServerArm", "ServerSettings", "build_server_settings", "parse_servers"]
 
 
 class ServerArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,6 +59,30 @@ class ServerArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise self.error("key_variable is no name of an environment variable")
         if self.key_variable is not None and "@" in (self.url or ""):
             raise self.error("give a key_variable or a user in url, not both")
+
+    @property
+    def driver_key(self) -> Hashable:
+        """One driver asks all servers of a test, one after the other."""
+        return self.driver
+
+    @property
+    def seeds_tokens(self) -> bool:
+        """Another seed gives other tokens where the workload is the same."""
+        return True
+
+    @property
+    def timed(self) -> bool:
+        """There are times to compare."""
+        return True
+
+    def check(self) -> None:
+        """Raise `SettingsError` if it cannot be asked from here."""
+        check_installed("httpx", "prometheus_client", "psutil")
+        self.key()
+
+    def with_python(self, _python: str) -> ServerArm:
+        """Return the arm as it is: its command says what starts it."""
+        return self
 
     def key(self) -> str | None:
         """Return the API key, if the arm has one. Raises `SettingsError` if it is not there."""
@@ -130,17 +156,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def parse_servers(text: str) -> dict[str, Any]:
     """Read settings written as "key=value,...". Raises `SettingsError`."""
-    values = pairs(text, f"--servers: {text!r} is not key=value,...")
+    values = parse_pairs(text, f"--servers: {text!r} is not key=value,...")
     check_keys(values, ServerSettings, "--servers")
     return values
 
 
-def made_servers(values: dict[str, Any]) -> ServerSettings:
-    """Make settings of what was given; texts may stand for numbers. Raises `SettingsError`."""
-    return made(ServerSettings, values, "servers", strict=False)
-
-
-def check_client() -> None:
-    """Raise `SettingsError` if aiohttp is missing."""
-    if find_spec("aiohttp") is None:
-        raise SettingsError("ab: aiohttp is not installed: pip install 'statecache[ab]'")
+def build_server_settings(values: dict[str, Any]) -> ServerSettings:
+    """Build settings of what was given; texts may stand for numbers. Raises `SettingsError`."""
+    return build_struct(ServerSettings, values, "servers", strict=False)

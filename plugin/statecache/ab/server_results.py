@@ -14,7 +14,9 @@ from statecache.ab.results import Run, Times
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Answered", "Answers", "server_run"]
+    from statecache.ab.server_arm import ServerArm
+
+__all__ = ["Answered", "Answers"]
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,53 +63,56 @@ class Answers(msgspec.Struct, frozen=True):
     counters: Counters | None = None
     peak_resident_bytes: int | None = None
 
-    def records(self) -> Iterator[dict[str, object]]:
+    def __len__(self) -> int:
+        """How many requests were asked, the warm-up included."""
+        return len(self.answered)
+
+    def rows(self) -> Iterator[dict[str, object]]:
         """Yield what there is to say of each request."""
-        for one in self.answered:
+        for request in self.answered:
             yield {
-                "prompt_tokens": one.prompt_tokens,
-                "answered_tokens": one.answered_tokens,
-                "cached_tokens": one.cached_tokens,
-                "output_tokens": one.output_tokens,
-                "asked_at_seconds": round(one.asked_at, 6),
-                "ended_at_seconds": round(one.ended_at, 6),
-                "ttft_ms": round(1000 * one.first_after, 3) if one.pieces else None,
-                "itl_ms": [round(1000 * gap, 3) for gap in one.gaps],
-                "error": one.error,
+                "prompt_tokens": request.prompt_tokens,
+                "answered_tokens": request.answered_tokens,
+                "cached_tokens": request.cached_tokens,
+                "output_tokens": request.output_tokens,
+                "asked_at_seconds": round(request.asked_at, 6),
+                "ended_at_seconds": round(request.ended_at, 6),
+                "ttft_ms": round(1000 * request.first_after, 3) if request.pieces else None,
+                "itl_ms": [round(1000 * gap, 3) for gap in request.gaps],
+                "error": request.error,
             }
 
-
-def server_run(cell: str, arm: str, seed: int, answers: Answers, warm_up: int) -> Run:
-    """Add up what was answered after the first `warm_up` requests of the workload."""
-    counted = answers.answered[warm_up:]
-    done = [one for one in counted if one.error is None]
-    reported = any(one.cached_tokens is not None for one in done)
-    counters = answers.counters or Counters(source="")
-    return Run(
-        cell=cell,
-        arm=arm,
-        seed=seed,
-        warm_up=warm_up,
-        requests=len(done),
-        rejected=len(counted) - len(done),
-        prompt_tokens=sum(one.prompt_tokens for one in done),
-        # Some servers leave a zero out.
-        hit_tokens=sum(one.cached_tokens or 0 for one in done) if reported else None,
-        resident_tokens=None,
-        missed_by_state_tokens=None,
-        recompute_cost=None,
-        evicted_states=counters.evicted_states,
-        skipped_states=counters.skipped_states,
-        answered_tokens=sum(one.answered_tokens for one in done),
-        peak_resident_bytes=answers.peak_resident_bytes,
-        counters=answers.counters,
-        times=_times(done, len(counted)) if counted else None,
-    )
+    def total(self, cell: str, arm: ServerArm, seed: int | None, warm_up: int) -> Run:
+        """Add up all but the first `warm_up` requests."""
+        counted = self.answered[warm_up:]
+        done = [request for request in counted if request.error is None]
+        reported = any(request.cached_tokens is not None for request in done)
+        counters = self.counters or Counters(source="")
+        return Run(
+            cell=cell,
+            arm=arm.name,
+            seed=seed,
+            warm_up=warm_up,
+            requests=len(done),
+            rejected=len(counted) - len(done),
+            prompt_tokens=sum(request.prompt_tokens for request in done),
+            # Some servers leave a zero out.
+            hit_tokens=sum(request.cached_tokens or 0 for request in done) if reported else None,
+            resident_tokens=None,
+            missed_by_state_tokens=None,
+            recompute_cost=None,
+            evicted_states=counters.evicted_states,
+            skipped_states=counters.skipped_states,
+            answered_tokens=sum(request.answered_tokens for request in done),
+            peak_resident_bytes=self.peak_resident_bytes,
+            counters=self.counters,
+            times=_times(done, len(counted)) if counted else None,
+        )
 
 
 def _times(done: Sequence[Answered], asked: int) -> Times:
-    first = _quantiles([one.first_after for one in done]) if done else None
-    gaps = [gap for one in done for gap in one.gaps]
+    first = _quantiles([request.first_after for request in done]) if done else None
+    gaps = [gap for request in done for gap in request.gaps]
     between = _quantiles(gaps) if gaps else None
     return Times(
         ttft_p50_ms=first[50] if first else None,
@@ -124,8 +129,9 @@ def _times(done: Sequence[Answered], asked: int) -> Times:
 def _speed(done: Sequence[Answered]) -> float:
     if not done:
         return 0.0
-    seconds = max(one.ended_at for one in done) - min(one.asked_at for one in done)
-    return sum(one.output_tokens for one in done) / max(seconds, 1e-9)
+    started = min(request.asked_at for request in done)
+    seconds = max(request.ended_at for request in done) - started
+    return sum(request.output_tokens for request in done) / max(seconds, 1e-9)
 
 
 def _quantiles(seconds: Sequence[float]) -> list[float]:

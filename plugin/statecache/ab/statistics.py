@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from statecache.ab.results import MEASURES
-from statecache.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,7 +19,6 @@ __all__ = [
     "ALPHA",
     "Comparison",
     "Pair",
-    "check_installed",
     "compare",
     "default_repeats",
     "least_repeats",
@@ -77,12 +74,6 @@ class _Tested(msgspec.Struct):
         return [a - b for a, b in zip(self.arm, self.baseline, strict=True)]
 
 
-def check_installed() -> None:
-    """Raise `SettingsError` if scipy is missing. It is not imported yet: that takes a second."""
-    if find_spec("scipy") is None:
-        raise SettingsError("ab: scipy is not installed: pip install 'statecache[ab]'")
-
-
 def least_repeats(comparisons: int) -> int:
     """Return how many repeats so many comparisons need to be able to find anything.
 
@@ -92,14 +83,14 @@ def least_repeats(comparisons: int) -> int:
     return math.floor(math.log2(2 * max(1, comparisons) / ALPHA)) + 1
 
 
-def default_repeats(comparisons: int, of_servers: int = 0) -> int:
+def default_repeats(comparisons: int, timed: int = 0) -> int:
     """Return how many repeats are run unless said otherwise: 8, or two above the least.
 
-    At the least each single pair has to agree. `of_servers` of the comparisons are between two
+    At the least each single pair has to agree. `timed` of the comparisons are between two
     servers, which have several measures to be corrected for.
     """
     measures = sum(measure.family == "server" for measure in MEASURES)
-    return max(8, least_repeats(max(comparisons, of_servers * measures)) + 2)
+    return max(8, least_repeats(max(comparisons, timed * measures)) + 2)
 
 
 def compare(pairs: Sequence[Pair], runs: Sequence[Run], seed: int = 0) -> list[Comparison]:
@@ -114,10 +105,10 @@ def compare(pairs: Sequence[Pair], runs: Sequence[Run], seed: int = 0) -> list[C
     families: dict[str, list[_Tested]] = {}
     for measure in MEASURES:
         tested = [_paired(pair, measure, by_arm) for pair in pairs]
-        families.setdefault(measure.family, []).extend(one for one in tested if one.arm)
-    found = [one for family in families.values() for one in _judged(family, seed)]
+        families.setdefault(measure.family, []).extend(test for test in tested if test.arm)
+    found = [comparison for family in families.values() for comparison in _judged(family, seed)]
     order = {pair: place for place, pair in enumerate(pairs)}
-    return sorted(found, key=lambda one: order[Pair(one.cell, one.baseline, one.arm)])
+    return sorted(found, key=lambda found: order[Pair(found.cell, found.baseline, found.arm)])
 
 
 def _paired(
@@ -136,42 +127,42 @@ def _paired(
 
 
 def _judged(family: Sequence[_Tested], seed: int) -> list[Comparison]:
-    several = [one for one in family if len(one.arm) > 1]
-    for one in several:
-        one.low, one.high = _interval(one.differences, seed)
-        one.p = _sign_flip_p(one.differences, seed)
+    several = [test for test in family if len(test.arm) > 1]
+    for test in several:
+        test.low, test.high = _interval(test.differences, seed)
+        test.p = _sign_flip_p(test.differences, seed)
     # No flip of signs makes anything of differences that are all 0: they are no test.
-    differing = [one for one in several if any(one.differences)]
-    corrected = _holm([one.p for one in differing if one.p is not None])
-    for one, p in zip(differing, corrected, strict=True):
-        one.p = p
+    differing = [test for test in several if any(test.differences)]
+    corrected = _holm([test.p for test in differing if test.p is not None])
+    for test, p in zip(differing, corrected, strict=True):
+        test.p = p
     return [
         Comparison(
-            cell=one.pair.cell,
-            measure=one.measure.name,
-            baseline=one.pair.baseline,
-            arm=one.pair.arm,
-            pairs=len(one.arm),
-            baseline_mean=math.fsum(one.baseline) / len(one.baseline),
-            arm_mean=math.fsum(one.arm) / len(one.arm),
-            difference=math.fsum(one.differences) / len(one.arm),
-            low=one.low,
-            high=one.high,
-            p=one.p,
-            verdict=_verdict(one),
+            cell=test.pair.cell,
+            measure=test.measure.name,
+            baseline=test.pair.baseline,
+            arm=test.pair.arm,
+            pairs=len(test.arm),
+            baseline_mean=math.fsum(test.baseline) / len(test.baseline),
+            arm_mean=math.fsum(test.arm) / len(test.arm),
+            difference=math.fsum(test.differences) / len(test.arm),
+            low=test.low,
+            high=test.high,
+            p=test.p,
+            verdict=_verdict(test),
         )
-        for one in family
+        for test in family
     ]
 
 
-def _verdict(one: _Tested) -> str:
-    if not any(one.differences):
+def _verdict(test: _Tested) -> str:
+    if not any(test.differences):
         return "exactly equal"
-    if one.low is None or one.high is None or one.p is None:
+    if test.low is None or test.high is None or test.p is None:
         return "different"
-    if one.p >= ALPHA or one.low <= 0 <= one.high:
+    if test.p >= ALPHA or test.low <= 0 <= test.high:
         return "not distinguishable"
-    return "better" if (one.low > 0) == one.measure.higher_is_better else "worse"
+    return "better" if (test.low > 0) == test.measure.higher_is_better else "worse"
 
 
 def _interval(differences: Sequence[float], seed: int) -> tuple[float, float]:

@@ -82,7 +82,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return the requests. Raises `SettingsError`."""
         if self.kind == "trace" and self.file is not None and self.loop == "open":
             return read_trace(self.file, limit=self.limit)
-        return Trace(self.kind, "", seed, [one.request() for one in self.asked(seed)])
+        return Trace(self.kind, "", seed, [request.without_times() for request in self.asked(seed)])
 
     def asked(self, seed: int) -> list[Asked]:
         """Return the requests with their times and sessions. Raises `SettingsError`."""
@@ -92,7 +92,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         else:
             asked = [msgspec.json.decode(line, type=Asked) for line in self._lines(seed)]
             if SIZES[self.kind] is _PREFIXES:
-                asked = [msgspec.structs.replace(one, session_id=n) for n, one in enumerate(asked)]
+                asked = [
+                    msgspec.structs.replace(request, session_id=n)
+                    for n, request in enumerate(asked)
+                ]
         return closed_loop(asked, self.at_once or len(asked)) if self.loop == "closed" else asked
 
     def _lines(self, seed: int) -> Iterator[bytes]:
@@ -104,14 +107,14 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def _prefixes(self, seed: int) -> DistinctPrefixes | SharedPrefix:
         kind: Any = DistinctPrefixes if self.kind == "distinct-prefixes" else SharedPrefix
-        made: DistinctPrefixes | SharedPrefix = kind(
+        workload: DistinctPrefixes | SharedPrefix = kind(
             count=self.count,
             rounds=self.rounds,
             prefix_tokens=self.prefix_tokens,
             own_tokens=self.own_tokens,
             seed=seed,
         )
-        return made
+        return workload
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -123,7 +126,7 @@ class Asked(msgspec.Struct, frozen=True):
     session_id: int | str | None = None
     timestamp: int | float = 0
 
-    def request(self) -> Request:
+    def without_times(self) -> Request:
         """Return it as a request of a trace; the order is all that is left of its time."""
         return Request(0, self.input_length, self.output_length, self.hash_ids)
 
@@ -135,8 +138,8 @@ def closed_loop(asked: list[Asked], at_once: int) -> list[Asked]:
     ended.
     """
     by_session: dict[int | str | None, deque[Asked]] = {}
-    for one in asked:
-        by_session.setdefault(one.session_id, deque()).append(one)
+    for request in asked:
+        by_session.setdefault(request.session_id, deque()).append(request)
     waiting = deque(by_session.values())
     running = [waiting.popleft() for _ in range(min(at_once, len(waiting)))]
     ordered = []
@@ -159,11 +162,11 @@ def _sessions_of(path: Path, limit: int | None, *, needed: bool) -> list[Asked]:
     asked = []
     for number, line in enumerate(lines.splitlines()[:limit], 1):
         try:
-            one = msgspec.json.decode(line, type=Asked)
+            request = msgspec.json.decode(line, type=Asked)
         except msgspec.ValidationError as error:
             raise TraceError(str(path), f"session_id: {error}", number) from error
-        if one.session_id is None and needed:
+        if request.session_id is None and needed:
             raise TraceError(str(path), "has no session_id, which a closed loop needs", number)
-        if one.input_length >= BLOCK_TOKENS:
-            asked.append(one)
+        if request.input_length >= BLOCK_TOKENS:
+            asked.append(request)
     return asked

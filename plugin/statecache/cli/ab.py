@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from statecache.ab.bench import Bench, Trial
+from statecache.ab.bench import Bench
+from statecache.ab.config import check_installed
 from statecache.ab.drivers.interrupts import ignore_interrupts, interrupts_put_off
 from statecache.ab.experiments import EXPERIMENTS, Experiment
 from statecache.ab.plans import read_plan, trial_of
@@ -27,7 +28,7 @@ from statecache.ab.report.result import (
     failure_lines,
     git_revision,
 )
-from statecache.ab.statistics import check_installed, compare
+from statecache.ab.statistics import compare
 from statecache.cli.output import check_output, whole_file
 from statecache.errors import SettingsError
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from statecache.ab.results import Run
+    from statecache.ab.trial import Trial
 
     _Advance = Callable[[str], None]
 
@@ -119,7 +121,7 @@ def ab_command(
     ] = Path("statecache-ab"),
 ) -> None:
     """Compare arms on a workload: which is better, by how much, and can one tell?"""
-    check_installed()
+    check_installed("jinja2", "matplotlib", "scipy")
     if experiment is not None:
         if plan or arm or workload or servers or speed:
             raise SettingsError("--experiment: brings its arms and workload: leave out yours")
@@ -151,9 +153,9 @@ def _run(trial: Trial, folder: Path) -> None:
         _progress(trial) as advance,
     ):
         try:
-            for run, played in bench.runs():
+            for run, measured in bench.runs():
                 with interrupts_put_off():  # written whole and counted, or neither
-                    raw.add(run, played)
+                    raw.add(run, measured)
                     runs.append(run)
                 advance(run.cell)
         except BaseException as error:  # also a fault: what was measured is kept

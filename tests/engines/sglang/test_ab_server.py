@@ -5,8 +5,9 @@ import shlex
 import server
 from tiny_model import make_tiny_model
 
-from statecache.ab.bench import Bench, Cell, Trial
+from statecache.ab.bench import Bench
 from statecache.ab.server_arm import ServerArm, ServerSettings
+from statecache.ab.trial import Cell, Trial
 from support.conversations import be_patient, conversations
 
 KEY = "k3y-of-the-test"

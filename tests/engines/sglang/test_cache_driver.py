@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from statecache.ab.arms import Arm
-from statecache.ab.bench import Bench, Cell, Trial
+from statecache.ab.bench import Bench
 from statecache.ab.drivers.cache_layer_protocol import Job
-from statecache.ab.drivers.replay import CoreDriver
+from statecache.ab.drivers.replay import TraceReplay
+from statecache.ab.trial import Cell, Trial
 from statecache.ab.workloads import Workload
 from statecache.replay.prefix_tree import PrefixTree
 from statecache_sglang.bench.cache_driver import play
@@ -21,7 +22,7 @@ AMPLE = 2**24
 def both(workload: Workload, **settings):
     """Play one arm on the built-in replay and on SGLang's cache."""
     trace = workload.trace(0)
-    core = CoreDriver(trace).play(Arm(name="core", **settings))
+    core = TraceReplay(trace).play(Arm(name="core", **settings))
     arm = Arm(name="sglang", engine="sglang", **settings)
     return core, play(Job(arm, PrefixTree.of(trace).paths))
 

@@ -3,8 +3,9 @@
 import sys
 from pathlib import Path
 
-from statecache.ab.bench import Bench, Cell, Trial
+from statecache.ab.bench import Bench
 from statecache.ab.server_arm import ServerArm, ServerSettings
+from statecache.ab.trial import Cell, Trial
 from support.conversations import be_patient, conversations
 
 FLAGS = "--dtype bfloat16 --enforce-eager --block-size 32 --max-model-len 1024 --max-num-seqs 4"

@@ -4,9 +4,10 @@ import sys
 from pathlib import Path
 
 from statecache.ab.arms import Arm
-from statecache.ab.bench import Bench, Cell, Trial
+from statecache.ab.bench import Bench
 from statecache.ab.drivers.cache_layer_protocol import Job
-from statecache.ab.drivers.replay import CoreDriver
+from statecache.ab.drivers.replay import TraceReplay
+from statecache.ab.trial import Cell, Trial
 from statecache.ab.workloads import Workload
 from statecache.replay.prefix_tree import PrefixTree
 from statecache_vllm.bench.cache_driver import play
@@ -24,7 +25,7 @@ def played(**settings):
 def test_with_a_state_at_each_block_and_memory_for_all_hits_are_those_of_the_replay():
     """Nothing is ever dropped, so each request resumes where the known prefix ends."""
     ample = {"slots": 20_000, "kv_tokens": 20_000 * 512, "chunk": 512}
-    core = CoreDriver(WORKLOAD.trace(0)).play(Arm(name="core", policy="lru", **ample))
+    core = TraceReplay(WORKLOAD.trace(0)).play(Arm(name="core", policy="lru", **ample))
     assert sum(one.hit_tokens for one in core.served) > 0
     stock = played(engine="vllm", pool="shared", policy="stock", **ample)
     pooled = played(engine="vllm", pool="native", policy="lru", **ample)

@@ -11,10 +11,11 @@ import pytest
 from statecache.ab.arms import Arm
 from statecache.ab.drivers.process_memory import MemoryWatch, tree_bytes
 from statecache.ab.drivers.server_metrics import Counters, counters_between, read_counters
-from statecache.ab.results import MEASURES, Played, Run, Served, run_of
-from statecache.ab.server_results import Answered, Answers, server_run
+from statecache.ab.results import MEASURES, Played, Run, Served
+from statecache.ab.server_results import Answered, Answers
 from statecache.ab.statistics import Pair, compare
 from statecache.errors import SettingsError
+from support.ab_servers import server_run
 from support.waiting import wait_until
 
 RATE, MISSED = MEASURES[0], MEASURES[1]
@@ -171,7 +172,7 @@ def test_slots_take_what_a_state_of_the_model_takes() -> None:
     for pool in ("native", "int8"):
         arm = Arm(name="a", slots=12, running=1, pool=pool, state_mib=1.5)
         played = Played([Served(512, 0, 0)], 0, 0)
-        assert run_of("c", arm, 0, played, 0, arm.cost_model()).state_slot_bytes == 18 << 20
+        assert played.total("c", arm, 0, 0).state_slot_bytes == 18 << 20
     assert Arm(name="a").state_slot_bytes is None
     with pytest.raises(SettingsError, match=r"^arm a: 1\d+ slots of 1e\+06 MiB are too many bytes"):
         Arm(name="a", slots=10**14, state_mib=1e6)

@@ -6,9 +6,10 @@ import pytest
 
 from statecache.ab import statistics
 from statecache.ab.arms import parse_arm
-from statecache.ab.bench import Bench, Cell, Trial
+from statecache.ab.bench import Bench
 from statecache.ab.results import MEASURES, Run
 from statecache.ab.statistics import Pair, compare, default_repeats, least_repeats
+from statecache.ab.trial import Cell, Trial
 from statecache.ab.workloads import Workload
 
 PAIR = Pair("cell", "a", "b")

@@ -18,13 +18,14 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from statecache.ab.bench import Bench, Cell, Trial
+from statecache.ab.bench import Bench
 from statecache.ab.drivers import server_client
 from statecache.ab.drivers.server import Server
 from statecache.ab.drivers.servers import Servers
 from statecache.ab.plans import read_plan
 from statecache.ab.server_arm import ServerArm, ServerSettings
 from statecache.ab.server_results import Answers
+from statecache.ab.trial import Cell, Trial
 from statecache.ab.workloads import Workload
 from statecache.cli.ab import ab_command
 from statecache.errors import SettingsError

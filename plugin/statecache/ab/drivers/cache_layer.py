@@ -1,4 +1,4 @@
-"""The driver `cache`: an engine's own cache layer without a model, in a process of its own."""
+"""The driver `cache_layer`: an engine's cache layer without a model, in its own process."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 
+from statecache.ab.drivers.base import ArmError, Turn
 from statecache.ab.drivers.cache_layer_protocol import Answer, Hello, Job
 from statecache.errors import SettingsError, escape_control_chars
 
 if TYPE_CHECKING:
-    from statecache.ab.arms import Arm
-    from statecache.ab.results import Played
+    from collections.abc import Hashable
 
-__all__ = ["ArmError", "EngineProcess"]
+    from statecache.ab.arms import Arm
+    from statecache.ab.drivers.base import Context
+    from statecache.ab.results import Played
+    from statecache.ab.trial import Cell
+
+__all__ = ["CacheLayerDriver", "EngineProcess"]
 
 _START_SECONDS = 300
 _JOB_SECONDS = 900
@@ -30,8 +35,51 @@ _MOST_READ_BYTES = 1 << 20
 _Said = TypeVar("_Said", Hello, Answer)
 
 
-class ArmError(Exception):
-    """An arm could not be played; the message is one line. The other arms can go on."""
+class CacheLayerDriver:
+    """Plays the arms of one engine, which a Python of the user's has, in one process after another.
+
+    A process that ended is started again for the next arm. `play` is called from one thread,
+    `close` from any.
+    """
+
+    turn = Turn.IN_BACKGROUND
+
+    def __init__(self, context: Context, key: Hashable) -> None:
+        """`key` is that of the arms: engine and Python."""
+        self.versions: dict[str, str] = {}
+        self._replays = context.replays
+        self._engine, self._python = cast("tuple[str, str | None]", key)
+        self._process: EngineProcess | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the engine's process. Raises `SettingsError` if the engine is not there."""
+        self._process = EngineProcess(self._engine, self._python)
+        self.versions[self._engine] = self._process.version
+        if self._closed:  # in the meantime
+            self._process.close()
+
+    def play(self, cell: Cell, arm: Arm, seed: int) -> Played:
+        """Play the arm. Raises `ArmError`."""
+        prompts = self._replays.of(cell.workload, seed).prompts
+        if not self._closed and (self._process is None or not self._process.alive):
+            self._end()
+            try:
+                self.start()
+            except SettingsError as error:
+                raise ArmError(str(error)) from error
+        if self._closed or self._process is None:
+            raise ArmError(f"{self._engine}: the test has ended")
+        return self._process.play(arm, prompts)
+
+    def close(self) -> None:
+        """End the process, and start none any more."""
+        self._closed = True
+        self._end()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.close()
 
 
 def _not_there(engine: str, python: str, problem: str) -> str:
@@ -56,7 +104,7 @@ class EngineProcess:
         self._said = b""
         self._within(_START_SECONDS)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
-        command = [python or sys.executable, "-m", f"statecache_{engine}.cache_driver"]
+        command = [python or sys.executable, "-m", f"statecache_{engine}.bench.cache_driver"]
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the Python the user named
                 command,

@@ -34,5 +34,5 @@ def interrupts_put_off() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for one in came:
-            signal.raise_signal(one)
+        for interrupt in came:
+            signal.raise_signal(interrupt)

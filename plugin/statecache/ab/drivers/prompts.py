@@ -62,17 +62,17 @@ class Prompts:
             self._answered[block] = part
 
 
-def _blocks(one: Asked) -> list[int]:
-    return one.hash_ids[: one.input_length // BLOCK_TOKENS]
+def _blocks(request: Asked) -> list[int]:
+    return request.hash_ids[: request.input_length // BLOCK_TOKENS]
 
 
 def _following(asked: Sequence[Asked]) -> dict[int, int]:
     """Return for each request the next one of its session, by number."""
     last: dict[int | str, int] = {}
     following: dict[int, int] = {}
-    for number, one in enumerate(asked):
-        if one.session_id is not None:
-            if one.session_id in last:
-                following[last[one.session_id]] = number
-            last[one.session_id] = number
+    for number, request in enumerate(asked):
+        if request.session_id is not None:
+            if request.session_id in last:
+                following[last[request.session_id]] = number
+            last[request.session_id] = number
     return following

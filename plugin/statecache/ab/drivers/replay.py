@@ -1,9 +1,11 @@
-"""The driver `core`: the built-in replay."""
+"""The driver `replay`: the built-in replay."""
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
+from statecache.ab.drivers.base import Turn
 from statecache.ab.results import Played, Served
 from statecache.replay.block_policies import make_order
 from statecache.replay.kv_residency import kv_timeline
@@ -14,16 +16,59 @@ from statecache.replay.state_slots import serve
 from statecache.trace.format import BLOCK_TOKENS
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from statecache.ab.arms import Arm
+    from statecache.ab.drivers.base import Context
+    from statecache.ab.trial import Cell
+    from statecache.ab.workloads import Workload
     from statecache.replay.kv_residency import KvTimeline
     from statecache.replay.schedule import ReplaySchedule
     from statecache.trace.format import Trace
 
-__all__ = ["CoreDriver"]
+__all__ = ["ReplayDriver", "SharedReplays", "TraceReplay"]
 
 
-class CoreDriver:
-    """Plays arms on one workload; what the workload fixes is worked out once for all of them."""
+class ReplayDriver:
+    """Plays arms of the built-in replay, in this process."""
+
+    turn = Turn.IN_TURN
+
+    def __init__(self, context: Context, _key: Hashable = None) -> None:
+        self.versions: dict[str, str] = {}
+        self._replays = context.replays
+
+    def start(self) -> None:
+        """Nothing has to be started."""
+
+    def play(self, cell: Cell, arm: Arm, seed: int) -> Played:
+        """Serve the requests of the workload one after the other."""
+        return self._replays.of(cell.workload, seed).play(arm)
+
+    def close(self) -> None:
+        """Nothing has to be ended."""
+
+
+class SharedReplays:
+    """The replay of the last workload that was asked for; cells that follow each other share it.
+
+    It may be asked from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: tuple[Workload, int, TraceReplay] | None = None
+
+    def of(self, workload: Workload, seed: int) -> TraceReplay:
+        """Return the replay of a workload. Raises `SettingsError` if it cannot be made."""
+        with self._lock:
+            if self._last is None or self._last[:2] != (workload, seed):
+                self._last = (workload, seed, TraceReplay(workload.trace(seed)))
+            return self._last[2]
+
+
+class TraceReplay:
+    """Plays arms on one trace; what the trace fixes is worked out once for all of them."""
 
     def __init__(self, trace: Trace) -> None:
         self._tree = PrefixTree.of(trace)
@@ -36,7 +81,7 @@ class CoreDriver:
         return self._tree.paths
 
     def play(self, arm: Arm) -> Played:
-        """Serve the workload's requests one after the other."""
+        """Serve the requests one after the other."""
         if arm.pool == "shared":
             return self._play_shared(arm)
         key = (arm.kv_tokens, arm.admission, arm.chunk)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from statecache.ab.drivers.base import ArmError
 from statecache.ab.drivers.block_tokens import BlockTokens
-from statecache.ab.drivers.cache_layer import ArmError
 from statecache.ab.drivers.interrupts import interrupts_put_off
 from statecache.ab.drivers.process_memory import MemoryWatch
 from statecache.ab.drivers.prompts import Prompts
@@ -45,10 +45,12 @@ _METRICS_SECONDS, _METRICS_READINGS = 0.4, 12
 _FIRST_OUTPUT_TOKENS = 8
 
 
-def question_tokens(one: Asked, settings: ServerSettings) -> tuple[int, int]:
+def question_tokens(request: Asked, settings: ServerSettings) -> tuple[int, int]:
     """Return how many tokens a request has, whole blocks alone, and how many its answer."""
-    blocks = one.input_length // BLOCK_TOKENS
-    return blocks * settings.tokens_a_block, max(1, min(one.output_length, settings.output_tokens))
+    blocks = request.input_length // BLOCK_TOKENS
+    return blocks * settings.tokens_a_block, max(
+        1, min(request.output_length, settings.output_tokens)
+    )
 
 
 class Server:
@@ -184,7 +186,7 @@ class Server:
         answered = await self._play(served, workload, asked, prompts, answers)
         if not before:
             return Answers(answered, None)
-        tokens = sum(one.prompt_tokens for one in answered if one.error is None)
+        tokens = sum(request.prompt_tokens for request in answered if request.error is None)
         after = await self._counters(tokens + (counted_tokens(before) or 0))
         return Answers(answered, counters_between(before, after, tokens))
 

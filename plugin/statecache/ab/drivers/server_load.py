@@ -19,15 +19,15 @@ async def at_their_times(
 ) -> None:
     """Ask each at its time from the first one's on, answered or not; `ask` takes its number."""
     clock = asyncio.get_running_loop().time
-    first = min(one.timestamp for one in asked)
+    first = min(request.timestamp for request in asked)
     start = clock()
 
-    async def in_time(number: int, one: Asked) -> None:
-        due = start + (one.timestamp - first) / 1000 / speed
+    async def in_time(number: int, request: Asked) -> None:
+        due = start + (request.timestamp - first) / 1000 / speed
         await asyncio.sleep(max(0, due - clock()))
         await ask(number)
 
-    await _together([in_time(number, one) for number, one in enumerate(asked)])
+    await _together([in_time(number, request) for number, request in enumerate(asked)])
 
 
 async def session_by_session(
@@ -38,8 +38,8 @@ async def session_by_session(
     The next one takes the place of one that ended.
     """
     by_session: dict[int | str | None, list[int]] = {}
-    for number, one in enumerate(asked):
-        by_session.setdefault(one.session_id, []).append(number)
+    for number, request in enumerate(asked):
+        by_session.setdefault(request.session_id, []).append(number)
     waiting = deque(by_session.values())
 
     async def place() -> None:

@@ -57,9 +57,9 @@ async def served_model(client: Client, arm: ServerArm) -> ServedModel:
         cards = msgspec.json.decode(await client.get("v1/models"), type=_Cards).data
     except (msgspec.DecodeError, RecursionError) as error:
         raise RequestError(f"v1/models: {error}") from error
-    card = next((one for one in cards if arm.model in (None, one.id)), None)
+    card = next((card for card in cards if arm.model in (None, card.id)), None)
     if card is None:
-        known = ", ".join(one.id for one in cards) or "none"
+        known = ", ".join(card.id for card in cards) or "none"
         raise arm.error(f"the server has no model {arm.model or ''!r}: use {known}")
     vocabulary = arm.vocabulary or vocabulary_of(card.root or card.id)
     if vocabulary is None:

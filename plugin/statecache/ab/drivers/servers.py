@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
-from statecache.ab.drivers.cache_layer import ArmError
+from statecache.ab.drivers.base import ArmError, Turn
 from statecache.ab.drivers.server import Server, question_tokens
-from statecache.ab.server_arm import ServerArm, ServerSettings
+from statecache.ab.server_arm import ServerSettings
 from statecache.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from statecache.ab.bench import Cell, Trial
+    from statecache.ab.drivers.base import Context
+    from statecache.ab.server_arm import ServerArm
     from statecache.ab.server_results import Answers
+    from statecache.ab.trial import Cell, Trial
 
 __all__ = ["Servers"]
 
 
 class Servers:
-    """Starts the servers of a test, one after the other, and plays runs on them.
+    """The driver `server`: starts the servers of a test in turn, and plays runs on them.
 
     `close` ends those that were launched.
     """
 
-    def __init__(self, trial: Trial, folder: Path, say: Callable[[str], None]) -> None:
-        """Start nothing yet; logs go to `folder`, and `say` is told what takes long."""
-        self._trial, self._folder, self._say = trial, folder, say
+    turn = Turn.ALONE  # servers may share a machine
+
+    def __init__(self, context: Context) -> None:
+        """Start nothing yet."""
+        self._trial, self._folder, self._say = context.trial, context.folder, context.say
+        trial = context.trial
         self.versions: dict[str, str] = {}
         self._settings = trial.servers or ServerSettings()
         self._servers: dict[tuple[str, str], Server] = {}
@@ -43,12 +45,13 @@ class Servers:
         """Start them. Raises `SettingsError` if one cannot be used."""
         try:
             for cell in self._trial.cells:
-                arms = [arm for arm in cell.arms if isinstance(arm, ServerArm)]
+                arms = _servers_of(cell)
                 if arms:
                     self._longest[cell.name], milliseconds = self._measured(cell, self._trial)
                 for place, arm in enumerate(arms):
                     # Arms on one server must not find each other's prompts in its cache.
-                    same = sum(arm.url is not None and arm.url == one.url for one in arms[:place])
+                    earlier = [other.url for other in arms[:place]]
+                    same = earlier.count(arm.url) if arm.url else 0
                     self._start(cell, arm, f"{same}")
                 self._answers[cell.name] = self._feeds(cell, arms)
                 if arms and cell.workload.loop == "open":
@@ -119,11 +122,16 @@ class Servers:
         longest, milliseconds = 0, 0.0
         for seed in trial.seeds(cell) if cell.workload.seeded else [trial.seed]:
             asked = cell.workload.asked(seed)
-            longest = max(longest, *(sum(question_tokens(one, self._settings)) for one in asked))
-            times = [one.timestamp for one in asked]
+            lengths = [sum(question_tokens(request, self._settings)) for request in asked]
+            longest = max(longest, *lengths)
+            times = [request.timestamp for request in asked]
             milliseconds = max(milliseconds, max(times) - min(times))
         if cell.workload.loop == "open" and milliseconds == 0:
             raise SettingsError(
                 "workload: an open loop needs timestamps, and all are the same: set loop=closed"
             )
         return longest, milliseconds
+
+
+def _servers_of(cell: Cell) -> list[ServerArm]:
+    return cast("list[ServerArm]", [arm for arm in cell.arms if arm.driver == "server"])

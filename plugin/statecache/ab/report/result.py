@@ -14,13 +14,14 @@ import msgspec
 from rich.table import Table
 
 from statecache import __version__
-from statecache.ab.bench import Failure, Trial
-from statecache.ab.results import Played, Run
-from statecache.ab.server_results import Answers
+from statecache.ab.results import Run
 from statecache.ab.statistics import Comparison
+from statecache.ab.trial import Failure, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from statecache.ab.drivers.base import Measured
 
 __all__ = [
     "Machine",
@@ -91,19 +92,19 @@ class Raw:
         ) as packed:
             yield cls(packed)
 
-    def add(self, run: Run, played: Played | Answers) -> None:
+    def add(self, run: Run, measured: Measured) -> None:
         """Write the requests of a run."""
         lines = bytearray()
-        for number, measured in enumerate(played.records()):
-            record = {
+        for number, row in enumerate(measured.rows()):
+            line = {
                 "cell": run.cell,
                 "arm": run.arm,
                 "seed": run.seed,
                 "request": number,
                 "warm_up": number < run.warm_up,
-                **measured,
+                **row,
             }
-            lines += msgspec.json.encode(record) + b"\n"
+            lines += msgspec.json.encode(line) + b"\n"
         self._file.write(lines)
 
 
@@ -129,29 +130,29 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     for heading in ("of baseline", "of arm", "difference", "95 % interval", "p"):
         table.add_column(heading, justify="right", overflow="fold")
     table.add_column("verdict")
-    for one in comparisons:
-        style = {"better": "green", "worse": "red"}.get(one.verdict)
+    for comparison in comparisons:
+        style = {"better": "green", "worse": "red"}.get(comparison.verdict)
         table.add_row(
-            one.cell,
-            one.measure,
-            one.baseline,
-            one.arm,
-            number_text(one.baseline_mean),
-            number_text(one.arm_mean),
-            number_text(one.difference, sign=True),
-            interval_of(one),
-            "-" if one.p is None else f"{one.p:.4f}",
-            one.verdict,
+            comparison.cell,
+            comparison.measure,
+            comparison.baseline,
+            comparison.arm,
+            number_text(comparison.baseline_mean),
+            number_text(comparison.arm_mean),
+            number_text(comparison.difference, sign=True),
+            interval_of(comparison),
+            "-" if comparison.p is None else f"{comparison.p:.4f}",
+            comparison.verdict,
             style=style,
         )
     return table
 
 
-def interval_of(one: Comparison) -> str:
+def interval_of(comparison: Comparison) -> str:
     """Write the interval of a comparison."""
-    if one.low is None or one.high is None:
+    if comparison.low is None or comparison.high is None:
         return "-"
-    return f"{number_text(one.low, sign=True)} to {number_text(one.high, sign=True)}"
+    return f"{number_text(comparison.low, sign=True)} to {number_text(comparison.high, sign=True)}"
 
 
 def number_text(value: float, *, sign: bool = False) -> str:
@@ -162,7 +163,7 @@ def number_text(value: float, *, sign: bool = False) -> str:
 
 def failure_lines(failures: Sequence[Failure]) -> list[str]:
     """Write one line for each arm that could not be played."""
-    return [f"{one.cell}, arm {one.arm} left out: {one.reason}" for one in failures]
+    return [f"{failure.cell}, arm {failure.arm} left out: {failure.reason}" for failure in failures]
 
 
 def _processor() -> str | None:

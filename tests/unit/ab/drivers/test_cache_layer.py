@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from statecache.ab.arms import Arm
-from statecache.ab.bench import Bench, Cell, Trial
+from statecache.ab.bench import Bench
 from statecache.ab.drivers import cache_layer as cache
-from statecache.ab.drivers.cache_layer import ArmError, EngineProcess
+from statecache.ab.drivers.base import ArmError
+from statecache.ab.drivers.cache_layer import EngineProcess
+from statecache.ab.trial import Cell, Trial
 from statecache.ab.workloads import Workload
 from support.replay_support import COMMAND, assert_one_line, run
 from support.waiting import DEADLINE_SECONDS, wait_until
@@ -183,12 +185,14 @@ def test_once_closed_no_engine_is_started_for_the_arms_that_are_left(tmp_path: P
     """The thread of an engine that was ended hears of it as of one that died."""
     python = engine(tmp_path, f"{HELLO}; read job; exit 3")
     arms = [arm(python, name) for name in "ab"]
-    with Bench(
-        Trial(name="t", cells=[Cell(name="c", workload=Workload(), arms=arms)], repeats=1)
-    ) as bench:
-        pass
-    assert bench._play_each(arms, [[1]]) == {}
-    assert not any(engine.alive for engine in bench._engines.values())
+    cell = Cell(name="c", workload=Workload(sessions=1, turns=1), arms=arms)
+    trial = Trial(name="t", cells=[cell], repeats=1)
+    with Bench(trial) as bench:
+        (driver,) = bench._drivers.values()
+    for late in arms:
+        with pytest.raises(ArmError, match="sglang: the test has ended"):
+            driver.play(cell, late, 0)
+    assert not driver._process.alive
 
 
 def test_an_interrupt_ends_the_engines(tmp_path: Path) -> None:

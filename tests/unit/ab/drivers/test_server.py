@@ -13,18 +13,19 @@ import msgspec
 import pytest
 
 from statecache.ab.drivers import server_process
+from statecache.ab.drivers.base import ArmError
 from statecache.ab.drivers.block_tokens import BlockTokens
-from statecache.ab.drivers.cache_layer import ArmError
 from statecache.ab.drivers.server import Server
 from statecache.ab.drivers.server_load import at_their_times
 from statecache.ab.drivers.server_model import vocabulary_of
 from statecache.ab.drivers.server_process import ServerProcess
 from statecache.ab.results import Run
 from statecache.ab.server_arm import ServerArm, ServerSettings
-from statecache.ab.server_results import Answered, Answers, server_run
+from statecache.ab.server_results import Answered, Answers
 from statecache.ab.statistics import Pair, compare, default_repeats
 from statecache.ab.workloads import Workload
 from statecache.errors import SettingsError
+from support.ab_servers import server_run
 from support.stand_in_server import VOCABULARY, StandIn, standing_in
 from support.waiting import wait_until
 
@@ -120,7 +121,7 @@ def test_times_are_those_of_the_server(tmp_path: Path) -> None:
     assert 0.030 <= first <= last
     assert 0.070 <= last <= one.ended_at - one.asked_at <= time.perf_counter() - start
     assert sum(one.gaps) == pytest.approx(last - first)
-    (record,) = answers.records()
+    (record,) = answers.rows()
     assert (record["ttft_ms"], record["output_tokens"]) == (round(1000 * first, 3), 3)
     assert len(record["itl_ms"]) == 2
 
@@ -261,7 +262,7 @@ def test_a_few_errors_are_counted_and_the_rest_is_measured(tmp_path: Path) -> No
     assert (run.warm_up, run.requests, run.rejected, run.prompt_tokens) == (1, 5, 3, 40)
     assert run.times is not None
     assert run.times.request_errors == 3 / 8
-    assert [record["ttft_ms"] is None for record in answers.records()] == [False, False, True] * 3
+    assert [record["ttft_ms"] is None for record in answers.rows()] == [False, False, True] * 3
 
 
 def answered(at: float, first: float, gap: float = 0.01, tokens: int = 3) -> Answered:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy
 import pytest
 
-from statecache.ab.bench import Cell, Failure, Trial
 from statecache.ab.report.charts import LINES, line_chart, share_chart
 from statecache.ab.report.html import report_page
 from statecache.ab.report.result import Machine, Result
 from statecache.ab.server_arm import ServerArm
-from statecache.ab.server_results import Answered, Answers, server_run
+from statecache.ab.server_results import Answered, Answers
+from statecache.ab.trial import Cell, Failure, Trial
 from statecache.ab.workloads import Workload
+from support.ab_servers import server_run
 from support.browser import PROGRAM, browsing
 from support.replay_support import run
 
