@@ -124,7 +124,12 @@ sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-W", "ignore", *sys
 
 def compile_object(source: Path, target: Path) -> None:
     flags = ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-w"]
-    includes = [ROOT / "cpp" / "include", sysconfig.get_paths()["include"], pybind11.get_include()]
+    includes = [
+        ROOT / "cpp" / "include",
+        FOLDER,
+        sysconfig.get_paths()["include"],
+        pybind11.get_include(),
+    ]
     command = ["c++", *flags, *(f"-I{path}" for path in includes), "-c", source, "-o", target]
     subprocess.run(command, check=True)
 
@@ -162,7 +167,7 @@ def run(module: Path, *tests: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_unchanged_source_passes(objects: Path, tmp_path: Path) -> None:
-    source = (FOLDER / "state_index.cpp").read_text()
+    source = (FOLDER / "tree_index.cpp").read_text()
     module = build(objects, "tree_index", source, tmp_path)
     for tests in (RULES, DIFFERENTIAL, *LEARNED):
         done = run(module, tests)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from statecache.index.learned_guard import ORDERS
+from statecache.index.learned_reference import ORDERS
 from support.learned_pair import BLOCK, LearnedPair, PromptTree, disturb, serve_prompt
 
 RUNS = [  # seed, events, slots, slots of the shadows, ghosts, points, branching

@@ -12,6 +12,7 @@ from statecache.ab.config import build_struct
 from statecache.ab.server_arm import ServerArm
 from statecache.engine.settings import parse_cost
 from statecache.errors import SettingsError, escape_control_chars
+from statecache.index import policies
 from statecache.replay.schedule import ADMISSIONS
 from statecache.replay.shared_pool import MOST_BLOCKS, POOL_ADMISSIONS
 from statecache.trace.format import BLOCK_TOKENS
@@ -19,30 +20,42 @@ from statecache.trace.format import BLOCK_TOKENS
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-__all__ = ["ENGINES", "REPLAY", "AnyArm", "Arm", "check_arms", "parse_arm_config", "parse_arm"]
+__all__ = [
+    "ENGINES",
+    "REPLAY",
+    "AnyArm",
+    "Arm",
+    "check_arms",
+    "parse_arm",
+    "parse_arm_config",
+    "policies_of",
+]
 
 REPLAY = "core"  # the built-in replay stands in the place of an engine
 ENGINES = ("core", "sglang", "vllm")
 _MOST = 2**48  # of any size: far within 64 bits
 _MOST_BYTES = 2**62
 POOLS = ("native", "int8", "shared")
-# By engine and pool. "stock" is the engine without the plugin.
-_POLICIES = {
-    ("core", "native"): ("lru", "gds", "learned", "clairvoyant"),
-    ("core", "int8"): ("lru", "gds", "learned", "clairvoyant"),
-    ("core", "shared"): ("stock", "copies", "reuse"),
-    ("sglang", "native"): ("stock", "lru", "gds", "learned"),
-    ("sglang", "int8"): ("lru", "gds", "learned"),
-    ("vllm", "native"): ("lru", "gds", "learned"),
-    ("vllm", "int8"): ("lru", "gds", "learned"),
-    ("vllm", "shared"): ("stock", "reuse", "gds"),
-}
+_SHARED = {"core": ("stock", "copies", "reuse"), "vllm": ("stock", "reuse", "gds")}  # by engine
 _ADMISSIONS: dict[object, tuple[str, ...]] = {
     "core": ADMISSIONS,
     ("core", "shared"): POOL_ADMISSIONS,
     "sglang": ADMISSIONS,
     "vllm": ("dense", "junctions"),  # a state every `chunk` tokens, or where vLLM keeps one itself
 }
+
+
+def policies_of(engine: str, pool: str) -> tuple[str, ...]:
+    """Return what may rule such a pool; nothing where the engine has none of this kind.
+
+    "stock" is the engine without the plugin.
+    """
+    if pool == "shared":
+        return _SHARED.get(engine, ())
+    if engine == REPLAY:
+        return policies.policy_names(policies.REPLAY)
+    own = ("stock",) if (engine, pool) == ("sglang", "native") else ()
+    return own + policies.policy_names(policies.ENGINE)
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +70,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     name: str
     engine: str = "core"
-    policy: str = "gds"
+    policy: str = policies.DEFAULT
     pool: str = "native"
     slots: int = 256
     int8_ratio: float = 1.85
@@ -75,10 +88,10 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def __post_init__(self) -> None:
         self._known("engine", ENGINES)
         self._known("pool", POOLS)
-        policies = _POLICIES.get((self.engine, self.pool))
-        if policies is None:
+        known = policies_of(self.engine, self.pool)
+        if not known:
             raise self.error(f"engine {self.engine} has no pool {self.pool!r}")
-        self._known("policy", policies)
+        self._known("policy", known)
         self._known(
             "admission", _ADMISSIONS.get((self.engine, self.pool), _ADMISSIONS[self.engine])
         )

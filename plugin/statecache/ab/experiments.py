@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache.ab.arms import Arm
+from statecache.ab.arms import Arm, policies_of
 from statecache.ab.statistics import default_repeats
 from statecache.ab.trial import Cell
 from statecache.ab.workloads import Workload
 from statecache.errors import SettingsError, escape_control_chars
+from statecache.index.policies import BASELINE, DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,7 +118,7 @@ class Experiment:
             arms += _against_first(
                 [
                     Arm(name=f"{engine} {policy}", engine=engine, policy=policy, **sizes)
-                    for policy in ("lru", "gds")
+                    for policy in (BASELINE, DEFAULT)
                 ]
             )
         workload = Workload(kind="agent", sessions=sessions, turns=16, loop="closed")
@@ -132,7 +133,7 @@ class Experiment:
                 arm = Arm(
                     name=f"{engine} {pool}",
                     engine=engine,
-                    policy="lru",
+                    policy=BASELINE,
                     pool=pool,
                     slots=256,
                     int8_ratio=2,
@@ -148,8 +149,7 @@ class Experiment:
     def _agent_traces(self, slots: int) -> Cell:
         arms = []
         for engine in self._engines:
-            known = ("lru", "gds", "learned", "clairvoyant")
-            policies = known if engine == "core" else known[:2]
+            policies = policies_of("core", "native") if engine == "core" else (BASELINE, DEFAULT)
             arms += _against_first(
                 [
                     Arm(

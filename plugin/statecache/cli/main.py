@@ -25,6 +25,7 @@ from statecache.cli.plot import check_plot, draw_hit_rates
 from statecache.cli.replay_options import Options, pool_settings, replay_settings
 from statecache.cli.trace import trace
 from statecache.errors import SettingsError, escape_control_chars
+from statecache.index.policies import BASELINE, DEFAULT, REPLAY, summaries
 from statecache.replay.block_pools import pool_rows
 from statecache.replay.kv_residency import kv_timeline
 from statecache.replay.prefix_tree import PrefixTree
@@ -138,7 +139,10 @@ def replay_command(
     ],
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="lru, gds, learned, clairvoyant: commas or repeat (default: lru,gds)."),
+        typer.Option(
+            help=f"Which state goes first. {summaries(REPLAY)}. Commas or repeat"
+            f" (default: {BASELINE},{DEFAULT})."
+        ),
     ] = None,
     slots: Annotated[
         list[str] | None,

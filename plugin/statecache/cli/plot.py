@@ -9,6 +9,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from statecache.errors import SettingsError
+from statecache.index import policies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,17 @@ if TYPE_CHECKING:
 __all__ = ["check_plot", "draw_fit", "draw_hit_rates"]
 
 _FORMATS = ("pdf", "png", "svg")
-_COLORS = {"lru": "#c44e52", "gds": "#2f6db3", "learned": "#4c9f50", "clairvoyant": "#4d4d4d"}
+# Of the policies, by their place in the table; further ones begin again.
+_COLORS = (
+    "#c44e52",
+    "#2f6db3",
+    "#4c9f50",
+    "#4d4d4d",
+    "#8172b2",
+    "#ccb974",
+    "#64b5cd",
+    "#dd8452",
+)
 _DASHES = {"dense": "-", "ends": "--", "aligned": ":"}
 
 
@@ -61,12 +72,12 @@ def draw_fit(fit: Fit, title: str, file_format: str) -> bytes:
     lengths = [longest * step / 200 for step in range(201)]
     curve = [fit.seconds(n) for n in lengths]
     label = f"fit, error {fit.error:.1%}"
-    axes.plot(lengths, curve, color=_COLORS["gds"], label=label)
+    axes.plot(lengths, curve, color=_COLORS[1], label=label)
     straight = [fit.overhead_seconds + fit.linear * n for n in lengths]
     axes.plot(lengths, straight, ":", color="#888888", label="without the quadratic part")
     measured = [point.seconds for point in fit.points]
     tokens = [point.tokens for point in fit.points]
-    axes.plot(tokens, measured, "o", color=_COLORS["lru"], markersize=5, label="measured")
+    axes.plot(tokens, measured, "o", color=_COLORS[0], markersize=5, label="measured")
     axes.set_xlim(0)
     axes.set_ylim(0)
     axes.set_xlabel("tokens")
@@ -101,7 +112,7 @@ def _figure(rows: Sequence[ReplayRow], title: str) -> Figure:
             [slots for slots, _ in line],
             [rate for _, rate in line],
             _DASHES[admission],
-            color=_COLORS[policy],
+            color=_color_of(policy),
             marker="o",
             markersize=4,
             label=f"{policy}, {admission}",
@@ -110,6 +121,11 @@ def _figure(rows: Sequence[ReplayRow], title: str) -> Figure:
         axes.axhline(ceiling, color="#888888", linestyle=":", label=f"ceiling {ceiling:.4f}")
     _dress(axes, sorted({row.slots for row in rows}), title)
     return figure
+
+
+def _color_of(policy: str) -> str:
+    at = [spec.name for spec in policies.POLICIES].index(policy)
+    return _COLORS[at % len(_COLORS)]
 
 
 def _dress(axes: Axes, slots: list[int], title: str) -> None:

@@ -8,17 +8,24 @@ import msgspec
 
 from statecache.engine.settings import parse_cost
 from statecache.errors import SettingsError
+from statecache.index.policies import (
+    BASELINE,
+    DEFAULT,
+    REPLAY,
+    policy_names,
+    pool_policy_names,
+)
 from statecache.replay.block_policies import ORDERS
-from statecache.replay.block_pools import SLOT_POLICIES, kv_blocks_beside
+from statecache.replay.block_pools import kv_blocks_beside
 from statecache.replay.report import CostSettings, PoolSettings, ReplaySettings
 from statecache.replay.schedule import ADMISSIONS
 from statecache.replay.shared_pool import MOST_BLOCKS, POOL_ADMISSIONS
-from statecache.replay.state_slots import POLICIES
 from statecache.trace.format import BLOCK_TOKENS
 
 __all__ = ["Options", "pool_settings", "replay_settings"]
 
 _STATE_BLOCKS = 3.0
+_COMPARED = [BASELINE, DEFAULT]  # unless asked for others
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +59,7 @@ def replay_settings(options: Options) -> ReplaySettings:
         "describes a pool of blocks: give --pool-blocks as well",
     )
     return ReplaySettings(
-        policies=_known("--policy", options.policy or ["lru,gds"], POLICIES),
+        policies=_known("--policy", options.policy or _COMPARED, policy_names(REPLAY)),
         slots=_numbers("--slots", options.slots or ["64,128,256,1024"]),
         admissions=_known("--admission", options.admission or ["dense"], ADMISSIONS),
         kv_tokens=_kv_tokens(options.kv_tokens),
@@ -101,7 +108,7 @@ def pool_settings(options: Options) -> PoolSettings:
 
 
 def _slot_policies(options: Options) -> list[str]:
-    policies = _known("--policy", options.policy or ["lru,gds"], SLOT_POLICIES)
+    policies = _known("--policy", options.policy or _COMPARED, pool_policy_names())
     if "gds" not in policies:
         options.refuse("interior_weight", "weighs gains, which lru has none of: add gds")
     return policies

@@ -21,7 +21,6 @@ from statecache.engine.settings_schema import (
     CHECKPOINTS,
     FIELDS,
     PLUGINS,
-    POLICIES,
     RawSettings,
     check,
     check_type,
@@ -30,6 +29,7 @@ from statecache.engine.settings_schema import (
     parse_cost,
 )
 from statecache.errors import SettingsError, escape_control_chars
+from statecache.index.policies import DEFAULT, ENGINE, policy_names
 from statecache.index.reference import ReferenceCost
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ __all__ = [
     "FIELDS",
     "OPTIONAL",
     "PLUGINS",
-    "POLICIES",
     "STRICT_VARIABLE",
     "Settings",
     "add_flags",
@@ -74,7 +73,10 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "policy": {
         "metavar": "NAME",
-        "help": f"which recurrent state to drop first: {', '.join(POLICIES)} (default: gds)",
+        "help": lambda: (
+            f"which recurrent state to drop first: {', '.join(policy_names(ENGINE))}"
+            f" (default: {DEFAULT})"
+        ),
     },
     "admission": {
         "metavar": "NAME",
@@ -139,7 +141,7 @@ class Settings(msgspec.Struct, frozen=True):
     """The settings in force. Build them with `from_given` or `from_environment`."""
 
     kv_cache_plugin: str | None = None
-    policy: str = "gds"
+    policy: str = DEFAULT
     admission: str = "engine"
     cost: tuple[float, float] = (ReferenceCost().linear, ReferenceCost().quadratic)
     strict: bool = False
@@ -249,6 +251,8 @@ def add_flags(parser: argparse.ArgumentParser, engine: EngineSpec | None = None)
     old = {name: {"help": f"old name of {now}", **rest} for name, (now, rest) in _OLD_FLAGS.items()}
     for name, options in (_FLAGS | old).items():
         if _has_use(engine, _RENAMED.get(name, name)):
+            text = options["help"]
+            options = {**options, "help": text() if callable(text) else text}
             group.add_argument(flag_of(name), dest=_destination(name), default=None, **options)
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 # The native index is imported where it is used: without it a server must still start.
 from statecache.errors import SettingsError, escape_control_chars
+from statecache.index.policies import ENGINE, policy_names
 
 if TYPE_CHECKING:
     from statecache import CostModel
@@ -24,7 +25,6 @@ __all__ = [
     "CHECKPOINTS",
     "FIELDS",
     "PLUGINS",
-    "POLICIES",
     "RawSettings",
     "check",
     "check_number",
@@ -35,7 +35,6 @@ __all__ = [
 ]
 
 PLUGINS = ("statecache",)
-POLICIES = ("gds", "lru", "learned")
 ADMISSIONS = ("engine", "branch-points", "dense")
 BLOCK_POLICIES = ("reuse", "stock")
 CHECKPOINTS = ("native", "int8")
@@ -70,7 +69,6 @@ _NUMBERS = {
 _SWITCHES = ("int8", "strict", "dry_run")
 _CHOICES = {
     "kv_cache_plugin": PLUGINS,
-    "policy": POLICIES,
     "admission": ADMISSIONS,
     "block_policy": BLOCK_POLICIES,
     "checkpoints": CHECKPOINTS,
@@ -130,7 +128,7 @@ def number_in(name: str, text: object) -> object:
 
 def check(given: RawSettings) -> None:
     """Raise `SettingsError` for values that cannot be, alone or together."""
-    for name, known in _CHOICES.items():
+    for name, known in (_CHOICES | {"policy": policy_names(ENGINE)}).items():
         value = getattr(given, name)
         if value is not None and value not in known:
             raise _invalid(name, value, _GONE.get((name, value), f"use {' or '.join(known)}"))

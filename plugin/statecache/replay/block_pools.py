@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecache import CostModel, StateIndex
+from statecache import CostModel
 from statecache.errors import SettingsError
+from statecache.index.policies import DEFAULT, make_index, pool_policy_names
 from statecache.replay.block_policies import make_order
 from statecache.replay.leaf_kv import LeafLruKv
 from statecache.replay.prefix_tree import PreorderTree
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from statecache.replay.split_pool import States
 
 __all__ = [
-    "SLOT_POLICIES",
     "PoolRow",
     "SlotRule",
     "kv_blocks_beside",
@@ -34,8 +34,6 @@ __all__ = [
     "replay_pool",
     "replay_slots",
 ]
-
-SLOT_POLICIES = ("gds", "lru")
 
 
 class _Asked(msgspec.Struct, frozen=True):
@@ -110,17 +108,18 @@ class SlotRule(msgspec.Struct, frozen=True):
     `queue_ratio` is that of `LeafLruKv`.
     """
 
-    policy: str = "gds"
+    policy: str = DEFAULT
     interior_weight: float = 1
     queue_ratio: float = 1
 
     def states(self, cost: CostModel) -> States:
         """Return an empty index of states under this rule."""
-        if self.policy not in SLOT_POLICIES:
-            raise SettingsError(f"unknown policy {self.policy!r}: use {', '.join(SLOT_POLICIES)}")
+        known = pool_policy_names()
+        if self.policy not in known:
+            raise SettingsError(f"unknown policy {self.policy!r}: use {', '.join(known)}")
         if self.policy == "gds" and self.interior_weight != 1:
             return WeightedGds(self.interior_weight, cost)
-        return StateIndex(self.policy, cost)
+        return make_index(self.policy, cost)
 
 
 def replay_slots(

@@ -10,19 +10,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from statecache import CostModel, StateIndex
+from statecache import CostModel
 from statecache.engine.metrics import Quiet
 from statecache.engine.settings import Settings
+from statecache.index.policies import ENGINE, make_index, policy_names
 from statecache.replay.kv_residency import KvPool
 from statecache.replay.schedule import ScheduledRequest, admitted_blocks
 from statecache.replay.state_slots import SlotSimulator
 from statecache.trace.format import BLOCK_TOKENS
 from statecache.trace.recorder import Observer
 
-__all__ = ["SHADOW_POLICIES", "ShadowReplay", "begin"]
+__all__ = ["ShadowReplay", "begin"]
 
 
-SHADOW_POLICIES = ("lru", "gds", "learned")
 _CHUNK_BLOCKS = 16  # as `statecache replay` sets states by default: every 8,192 tokens and the end
 _ROOT = 0
 
@@ -115,20 +115,21 @@ class ShadowReplay:
         self.slots, self.kv_tokens = slots, kv_tokens
         self._tree = _Tree(max(kv_tokens // BLOCK_TOKENS, 1))
         self._depths: dict[int, int] = {}
-        self._simulators = {policy: self._simulator(policy, cost) for policy in SHADOW_POLICIES}
+        self._simulators = {
+            policy: self._simulator(policy, cost) for policy in policy_names(ENGINE)
+        }
         self._requests = self._rejected = 0
         self._prompt_tokens = self._resident_tokens = self._engine_tokens = 0
-        self._hit_tokens = dict.fromkeys(SHADOW_POLICIES, 0)
+        self._hit_tokens = dict.fromkeys(self._players, 0)
 
     def _simulator(self, policy: str, cost: CostModel) -> SlotSimulator:
         resident = _Resident()
         return SlotSimulator(
-            StateIndex(policy, cost, self.slots),
+            make_index(policy, cost, self.slots),
             self.slots,
             self._depths,
             resident,
             lambda block: self._tree.directly_below(block, resident),
-            learns=policy == "learned",
         )
 
     def observe(self, ids: Sequence[int], cached_tokens: int) -> None:
@@ -204,7 +205,7 @@ def begin(
         f" ({', '.join(settings.left_out)} not put in place)" if settings.left_out else "",
         slots,
         kv_tokens,
-        ", ".join(SHADOW_POLICIES),
+        ", ".join(policy_names(ENGINE)),
     )
 
     def observe(seen: list[tuple[list[int], int]]) -> None:

@@ -17,14 +17,14 @@ from statecache.trace.format import BLOCK_TOKENS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from statecache import StateIndex
+    from statecache.index.interface import EvictionIndex
     from statecache.replay.leaf_kv import LeafLruKv
     from statecache.replay.prefix_tree import PreorderTree
     from statecache.replay.weighted_gds import WeightedGds
 
 __all__ = ["SplitPool", "States"]
 
-States: TypeAlias = "StateIndex | WeightedGds"
+States: TypeAlias = "EvictionIndex | WeightedGds"
 
 
 class SplitPool:

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from statecache import CostModel, ReferenceIndex, StateIndex
+from statecache import CostModel
 from statecache.errors import SettingsError
+from statecache.index.policies import REPLAY, find_policy, policy_names
 from statecache.replay.clairvoyant import ClairvoyantPolicy
 from statecache.replay.prefix_tree import directly_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from statecache.index.interface import EvictionIndex
     from statecache.replay.schedule import ReplaySchedule, ScheduledRequest
 
-__all__ = ["POLICIES", "ReplayRow", "SlotSimulator", "play", "replay", "serve"]
-
-POLICIES = ("gds", "lru", "learned", "clairvoyant")
+__all__ = ["ReplayRow", "SlotSimulator", "play", "replay", "serve"]
 
 
 class _ByCandidate(Protocol):
@@ -51,8 +51,8 @@ def replay(
 ) -> ReplayRow:
     """Serve the schedule's requests one after the other with `slots` states at most.
 
-    `policy` is lru, gds or learned (decided by `StateIndex`) or clairvoyant. `cost` decides the
-    order of gds and learned and weighs `recompute_cost`.
+    `policy` is one of the table that runs in a replay. `cost` is what its order may depend on, and
+    weighs `recompute_cost`.
     """
     cost = cost or CostModel()
     hits, evicted = serve(schedule, policy, slots, cost)
@@ -82,30 +82,22 @@ def serve(
     """Return the tokens hit by each request, and the number of states evicted, as `replay` does."""
     if slots < 1:
         raise SettingsError(f"slots is {slots}: give at least 1")
-    if policy not in POLICIES:
-        raise SettingsError(f"unknown policy {policy!r}: use {', '.join(POLICIES)}")
-    if policy == "clairvoyant":
+    if policy not in policy_names(REPLAY):
+        raise SettingsError(f"unknown policy {policy!r}: use {', '.join(policy_names(REPLAY))}")
+    make = find_policy(policy).native
+    if make is None:
         return ClairvoyantPolicy(schedule, slots).play()
-    return play(schedule, StateIndex(policy, cost, slots), slots, learns=policy == "learned")
+    return play(schedule, make(cost, slots), slots)
 
 
-def play(
-    schedule: ReplaySchedule,
-    index: StateIndex | ReferenceIndex,
-    slots: int,
-    *,
-    learns: bool = False,
-) -> tuple[list[int], int]:
-    """Return the tokens hit by each request, and the number of states evicted, as `index` decides.
-
-    An index that `learns` is told of each request's path.
-    """
+def play(schedule: ReplaySchedule, index: EvictionIndex, slots: int) -> tuple[list[int], int]:
+    """Return the tokens hit by each request, and the number of states evicted, as `index` decides."""
     resident, last = bytearray(len(schedule.depths)), schedule.last
 
     def below(candidate: int) -> list[int]:
         return directly_below(candidate, last, resident) if last[candidate] > candidate else []
 
-    simulator = SlotSimulator(index, slots, schedule.depths, resident, below, learns=learns)
+    simulator = SlotSimulator(index, slots, schedule.depths, resident, below)
     return [simulator.serve(request) for request in schedule.requests], simulator.evicted_states
 
 
@@ -118,13 +110,11 @@ class SlotSimulator:
 
     def __init__(
         self,
-        index: StateIndex | ReferenceIndex,
+        index: EvictionIndex,
         slots: int,
         depths: _ByCandidate,
         resident: _Flags,
         below: Callable[[int], Iterable[int]],
-        *,
-        learns: bool = False,
     ) -> None:
         self.evicted_states = 0
         self._index = index
@@ -132,13 +122,12 @@ class SlotSimulator:
         self._depths = depths
         self._resident = resident
         self._below = below
-        self._learns = learns
 
     def serve(self, request: ScheduledRequest) -> int:
         """Return the tokens that the request hits."""
         index, depths, resident = self._index, self._depths, self._resident
         hit = next((c for c in request.resumable if resident[c]), None)
-        if self._learns:
+        if index.needs_prompts:  # the path takes longer than the rest
             path_depths = [depths[c] for c in request.path]
             index.on_prompt(request.path, path_depths, len(request.resumable), request.admitted)
         hit_tokens = 0

@@ -14,6 +14,7 @@ import msgspec
 
 from statecache.checkpoint.formats import FORMATS
 from statecache.errors import SettingsError
+from statecache.index.policies import DEFAULT
 from statecache.replay.block_pools import SlotRule, replay_pool, replay_slots
 from statecache.replay.kv_residency import kv_timeline
 from statecache.replay.prefix_tree import PrefixTree, PreorderTree
@@ -204,7 +205,9 @@ class _Sglang(_Player):
         if tokens < BLOCK_TOKENS:
             return None
         kv = kv_timeline(self.tree, tokens)
-        row = replay(make_schedule(self.tree, kv, "dense", self.demand.chunk_tokens), "gds", slots)
+        row = replay(
+            make_schedule(self.tree, kv, "dense", self.demand.chunk_tokens), DEFAULT, slots
+        )
         demand = self.demand
         flags = [f"--max-running-requests {demand.running}"]
         if kind == "native":
@@ -265,7 +268,7 @@ class _Vllm(_Player):
             self.preorder,
             pool,
             slots,
-            SlotRule("gds"),
+            SlotRule(),
             "dense+junctions",
             state,
             self.demand.chunk_tokens // BLOCK_TOKENS,

@@ -144,7 +144,7 @@ def test_generate_is_reproducible_and_names_its_seed(tmp_path: Path) -> None:
 
 
 BAD_SETTINGS = {
-    "unknown policy": (["--policy", "fifo"], "--policy: unknown policy 'fifo': use gds, lru, lear"),
+    "unknown policy": (["--policy", "fifo"], "--policy: unknown policy 'fifo': use lru, gds, lear"),
     "slots 0": (["--slots", "0"], "--slots: '0' is no whole number from 1 up"),
     "slots empty": (["--slots", "64,,128"], "--slots: '' is no whole number"),
     "slots text": (["--slots", "many"], "--slots: 'many' is no whole number"),
@@ -165,7 +165,7 @@ BAD_SETTINGS = {
     "cost text": (["--cost", "a,b"], "--cost cannot be 'a,b': "),
     "unknown flag": (["--nonsense"], "--nonsense"),
     "two traces": (["other"], "other"),
-    "policy none": (["--policy", "gds,"], "--policy: unknown policy '': use gds, lru, lear"),
+    "policy none": (["--policy", "gds,"], "--policy: unknown policy '': use lru, gds, lear"),
     "plot format": (["--plot", "x.docx"], "--plot: 'x.docx' must end in one of"),
     "plot backend": (["--plot", "x.pgf"], "--plot: 'x.pgf' must end in one of .pdf, .png, .svg"),
     "plot nowhere": (["--plot", "/nowhere/x.png"], "--plot: there is no directory /nowhere"),

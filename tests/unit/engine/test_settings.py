@@ -11,7 +11,6 @@ import pytest
 from statecache.engine.settings import (
     FIELDS,
     OPTIONAL,
-    POLICIES,
     Settings,
     add_flags,
     flag_of,
@@ -19,6 +18,7 @@ from statecache.engine.settings import (
 )
 from statecache.engine.spec import EngineSpec, engines
 from statecache.errors import SettingsError
+from statecache.index import policies
 
 ENGINE = EngineSpec(
     name="any",
@@ -193,7 +193,10 @@ def test_strict_from_its_own_variable(text, strict):
     ("given", "message"),
     [
         ({"kv_cache_plugin": "other"}, "--kv-cache-plugin cannot be 'other': use statecache"),
-        ({**ON, "policy": "x"}, f"--statecache-policy cannot be 'x': use {' or '.join(POLICIES)}"),
+        (
+            {**ON, "policy": "x"},
+            f"--statecache-policy cannot be 'x': use {' or '.join(policies.policy_names('engine'))}",
+        ),
         (
             {**ON, "cost": "1"},
             "--statecache-cost cannot be '1': use two numbers, LINEAR,QUADRATIC",

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from statecache import CostModel, LearnedReference, ReferenceCost, StateIndex
-from statecache.index.learned_guard import ShadowSelector
 from statecache.index.learned_points import Points
+from statecache.index.learned_reference import ShadowSelector
 from statecache.index.learned_table import LearnedTable, age_bucket, floor_log2, gittins
 
 Index = StateIndex | LearnedReference

@@ -5,8 +5,9 @@ import random
 import pytest
 
 from statecache import CostModel
+from statecache.index.policies import ENGINE, policy_names
 from statecache.replay.kv_residency import kv_timeline
-from statecache.replay.online import SHADOW_POLICIES, ShadowReplay, _Tree
+from statecache.replay.online import ShadowReplay, _Tree
 from statecache.replay.prefix_tree import PrefixTree
 from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import replay
@@ -40,7 +41,7 @@ def rows(prompts, slots, kv_tokens):
     requests = [Request(0, 512 * len(ids), 1, ids) for ids in prompts if ids]
     tree = PrefixTree.of(Trace("made here", "", None, requests))
     schedule = make_schedule(tree, kv_timeline(tree, kv_tokens), "dense")
-    return {policy: replay(schedule, policy, slots, COST) for policy in SHADOW_POLICIES}
+    return {policy: replay(schedule, policy, slots, COST) for policy in policy_names(ENGINE)}
 
 
 def shadow_of(prompts, slots, kv_tokens):
