@@ -20,6 +20,7 @@ from statecache.engine.spec import EngineSpec, engines
 from statecache.errors import SettingsError
 from statecache.index import policies
 
+KNOWN_POLICIES = " or ".join(policies.policy_names(policies.ENGINE))
 ENGINE = EngineSpec(
     name="any",
     title="Any",
@@ -195,7 +196,7 @@ def test_strict_from_its_own_variable(text, strict):
         ({"kv_cache_plugin": "other"}, "--kv-cache-plugin cannot be 'other': use statecache"),
         (
             {**ON, "policy": "x"},
-            f"--statecache-policy cannot be 'x': use {' or '.join(policies.policy_names('engine'))}",
+            f"--statecache-policy cannot be 'x': use {KNOWN_POLICIES}",
         ),
         (
             {**ON, "cost": "1"},
