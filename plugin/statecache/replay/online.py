@@ -120,7 +120,7 @@ class ShadowReplay:
         }
         self._requests = self._rejected = 0
         self._prompt_tokens = self._resident_tokens = self._engine_tokens = 0
-        self._hit_tokens = dict.fromkeys(self._players, 0)
+        self._hit_tokens = dict.fromkeys(self._simulators, 0)
 
     def _simulator(self, policy: str, cost: CostModel) -> SlotSimulator:
         resident = _Resident()

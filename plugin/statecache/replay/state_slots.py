@@ -91,7 +91,7 @@ def serve(
 
 
 def play(schedule: ReplaySchedule, index: EvictionIndex, slots: int) -> tuple[list[int], int]:
-    """Return the tokens hit by each request, and the number of states evicted, as `index` decides."""
+    """Return the tokens hit by each request, and how many states `index` evicted."""
     resident, last = bytearray(len(schedule.depths)), schedule.last
 
     def below(candidate: int) -> list[int]:

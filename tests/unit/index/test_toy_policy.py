@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from statecache.ab.arms import parse_arm
-from statecache.ab.drivers.replay import CoreDriver
+from statecache.ab.drivers.replay import TraceReplay
 from statecache.ab.experiments import Experiment
 from statecache.cli.plot import _figure
 from statecache.engine.settings import Settings, add_flags
@@ -43,7 +43,7 @@ def test_a_wrong_name_is_answered_with_it() -> None:
 
 def test_it_is_an_arm_and_part_of_the_experiments() -> None:
     arm = parse_arm("a:policy=shallowest,slots=2,admission=ends")
-    played = CoreDriver(trace_of(PROMPTS)).play(arm)
+    played = TraceReplay(trace_of(PROMPTS)).play(arm)
     assert [request.hit_tokens for request in played.served] == [0, 0, 0, 2048]
     (cell, *_) = Experiment("agent-traces", trace="t.jsonl").cells()
     assert "core shallowest" in [arm.name for arm in cell.arms]
