@@ -11,21 +11,20 @@ import typer
 from rich.console import Console
 
 from statecache.cli.output import check_output, whole_file
+from statecache.engine.spec import engine_named, engines
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.tools.doctor import Report, examine
-from statecache.tools.doctor_child import ENGINES
 from statecache.tools.http_client import ServerAddress
 
 __all__ = ["doctor_command", "main"]
 
-_PARTS = {"blocks": "vllm"}  # what is of one engine alone
 _MARKS = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}
 
 
 def doctor_command(
     engine: Annotated[
         str | None,
-        typer.Option(help=f"Look at this one alone: {', '.join(ENGINES)} (default: all there)."),
+        typer.Option(help=f"Look at this one alone: {', '.join(engines())} (default: all there)."),
     ] = None,
     url: Annotated[
         str | None,
@@ -43,8 +42,8 @@ def doctor_command(
 
     Nothing is installed or changed, and no engine is loaded into this process.
     """
-    if engine is not None and engine not in ENGINES:
-        raise SettingsError(f"--engine: unknown engine {engine!r}: use {', '.join(ENGINES)}")
+    if engine is not None:
+        engine_named(engine)
     if url is not None:
         ServerAddress(url)  # a bad one is said before the long look
     if json:
@@ -80,13 +79,19 @@ def _verdict(report: Report) -> str:
     if report.works:
         return "It would work."
     problems = [one.about for one in report.findings if one.level == "problem"]
-    about = [_PARTS.get(name, name) for name in problems]
-    fine = [name for name in report.engines if name not in about]
-    if fine and set(about) <= {*ENGINES}:
-        broken = " and ".join(ENGINES[name] for name in dict.fromkeys(about))
-        alone = f"--engine {fine[0]} looks at {ENGINES[fine[0]]} alone"
-        return f"It would not work in {broken}: {len(about)} above ({alone})."
-    return f"It would not work: {len(about)} above."
+    known = engines()
+    # What is of some engines alone: themselves, and the extensions they need.
+    concerned = {
+        name: [spec for spec in known.values() if name == spec.name or name in spec.extensions]
+        for name in problems
+    }
+    titles = {spec.name: spec.title for specs in concerned.values() for spec in specs}
+    fine = [name for name in report.engines if name not in titles]
+    if fine and all(concerned.values()):
+        broken = " and ".join(titles.values())
+        alone = f"--engine {fine[0]} looks at {known[fine[0]].title} alone"
+        return f"It would not work in {broken}: {len(problems)} above ({alone})."
+    return f"It would not work: {len(problems)} above."
 
 
 def main() -> int:

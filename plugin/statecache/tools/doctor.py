@@ -17,15 +17,15 @@ from typing import TypeVar
 
 import msgspec
 
+from statecache.engine.spec import EngineSpec, engines
 from statecache.errors import escape_control_chars, group_by_reason
-from statecache.tools.doctor_child import ENGINES, EngineFound, ExtensionFound, TorchFound
+from statecache.tools.doctor_child import EngineFound, ExtensionFound, TorchFound
 from statecache.tools.doctor_server import look_at_server
 
 __all__ = ["Finding", "Report", "examine"]
 
 _SECONDS = 300
-_GROUPS = {"sglang": "sglang.srt.plugins", "vllm": "vllm.general_plugins"}
-_CHOICES = {"sglang": "SGLANG_PLUGINS", "vllm": "VLLM_PLUGINS"}
+_PLUGIN = "statecache"  # as the engines know it
 _Found = TypeVar("_Found")
 
 
@@ -69,20 +69,22 @@ def examine(
     step("torch")
     torch, of_torch = _of_torch()
     findings += of_torch
-    engines: dict[str, EngineFound] = {}
-    present = [name for name in ENGINES if importlib.util.find_spec(name) is not None]
-    if engine is None and server is not None and server.engine in ENGINES:
-        present = [name for name in present if name == server.engine]
-    for name in present if engine is None else [engine]:
-        step(ENGINES[name])
-        if name == "vllm":
-            findings.append(_of_extension("blocks", "the native queue of vLLM's blocks"))
-        findings += _of_engine(name, engines)
+    seen: dict[str, EngineFound] = {}
+    known = list(engines().values())
+    if engine is not None:
+        known = [spec for spec in known if spec.name == engine]
+    elif server is not None and server.engine in engines():
+        known = [engines()[server.engine]]
+    present = [spec for spec in known if _is_installed(spec)]
+    for spec in present if engine is None else known:
+        step(spec.title)
+        for name, what in spec.extensions.items():
+            findings.append(_of_extension(name, what))
+        findings += _of_engine(spec, seen)
     if not present and engine is None:
-        served = server.engine if server is not None else None
-        known = ENGINES.get(served or "") or " and no ".join(ENGINES.values())
+        titles = " and no ".join(spec.title for spec in known)
         level = "problem" if url is None else "note"
-        findings.append(Finding("engines", level, f"no {known} in {sys.executable}"))
+        findings.append(Finding("engines", level, f"no {titles} in {sys.executable}"))
     if server is not None:
         findings.append(Finding("server", server.level, server.text))
     return Report(
@@ -91,7 +93,7 @@ def examine(
         works=all(finding.level != "problem" for finding in findings),
         findings=findings,
         torch=torch,
-        engines=engines,
+        engines=seen,
     )
 
 
@@ -170,18 +172,22 @@ def _of_copies(found: TorchFound) -> Finding:
     return Finding("checkpoints", "note", f"{text}; {why}")
 
 
-def _of_engine(name: str, engines: dict[str, EngineFound]) -> Iterator[Finding]:
-    title = ENGINES[name]
-    if importlib.util.find_spec(name) is None:
+def _is_installed(spec: EngineSpec) -> bool:
+    return importlib.util.find_spec(spec.name) is not None
+
+
+def _of_engine(spec: EngineSpec, seen: dict[str, EngineFound]) -> Iterator[Finding]:
+    name, title, variable = spec.name, spec.title, spec.disable_variable
+    if not _is_installed(spec):
         yield Finding(name, "problem", f"{title} is not installed in {sys.executable}")
         return
-    if all(entry.name != "statecache" for entry in entry_points(group=_GROUPS[name])):
+    if all(entry.name != _PLUGIN for entry in entry_points(group=spec.plugin_group)):
         yield Finding(name, "problem", f"{title} cannot find the plugin: reinstall statecache")
-    chosen = os.environ.get(_CHOICES[name])
-    if chosen is not None and "statecache" not in chosen.split(","):
-        yield Finding(name, "problem", f"{_CHOICES[name]}={chosen} keeps {title} from loading it")
+    chosen = None if variable is None else os.environ.get(variable)
+    if chosen is not None and _PLUGIN not in chosen.split(","):
+        yield Finding(name, "problem", f"{variable}={chosen} keeps {title} from loading it")
     try:
-        found = engines[name] = _look(name, EngineFound)
+        found = seen[name] = _look(name, EngineFound)
     except _LookError as error:
         yield Finding(name, "problem", f"the seams of {title} cannot be looked at: {error}")
         return

@@ -15,10 +15,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["ENGINES", "EngineFound", "ExtensionFound", "TorchFound", "main"]
-
-# The engines that there are adapters for, and what people call them.
-ENGINES = {"sglang": "SGLang", "vllm": "vLLM"}
+__all__ = ["EngineFound", "ExtensionFound", "TorchFound", "main"]
 
 
 class ExtensionFound(msgspec.Struct, frozen=True):
@@ -101,10 +98,12 @@ def _try_copies(torch: Any) -> None:
 
 
 def _engine(name: str) -> EngineFound:
-    seam: Any = importlib.import_module("statecache.engine.seams")
-    table: Any = importlib.import_module(f"statecache_{name}.seam_table")
-    seams: Any = importlib.import_module(f"statecache_{name}.seams")
-    return EngineFound(seams.engine_version(), list(table.TESTED), dict(seam.probe(table.SEAMS)))
+    from statecache.engine.seams import probe
+    from statecache.engine.spec import engine_named
+
+    spec = engine_named(name)
+    states = dict(probe(spec.seams, spec.views))
+    return EngineFound(spec.version(), list(spec.tested_versions), states)
 
 
 def main(what: str) -> int:

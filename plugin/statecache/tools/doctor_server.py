@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from statecache.engine.metrics import DRY_RUN
+from statecache.engine.spec import engines
 from statecache.errors import escape_control_chars
 from statecache.tools.http_client import ServerAddress, ServerError
+from statecache.tools.metrics_text import UnreadableLineError, read_samples
 
 __all__ = ["ServerFound", "look_at_server"]
 
 _SECONDS = 10
 _MOST_BYTES = 64 << 20
 _SHOWN_CHARACTERS = 80
-_LINE = re.compile(r"^statecache_active(?![\w:]).*$", re.MULTILINE)
-_SAMPLE = re.compile(r"statecache_active *(?:\{(.*)\})? *(\S+)(?: .*)?")
-_LABEL = re.compile(r'\s*(\w+)="((?:[^"\\]|\\.)*)"\s*(?:,|$)')
+_ACTIVE = "statecache_active"
 
 
 class ServerFound(NamedTuple):
@@ -36,40 +35,31 @@ def look_at_server(url: str) -> ServerFound:
     except ServerError as error:
         if error.status is None:
             return ServerFound("problem", str(error))
-        why = "start SGLang with --enable-metrics, vLLM without --disable-log-stats"
-        said = f"{where} answers {error.status}: whether it is active is unknown: {why}"
+        flags = [f"{spec.title} {spec.metrics_flag}" for spec in engines().values()]
+        said = f"{where} answers {error.status}: whether it is active is unknown"
+        if flags:
+            said += f": start {', '.join(flags)}"
         return ServerFound("problem", said)
     level, said, engine = _verdict(content.decode(errors="replace"))
     return ServerFound(level, escape_control_chars(f"{where}{said}"), engine)
 
 
 def _verdict(text: str) -> ServerFound:
-    found = []
-    for line in _LINE.findall(text):
-        try:
-            found.append(_sample(line.strip()))
-        except ValueError:
-            shown = line[:_SHOWN_CHARACTERS]
-            said = f" has a line of statecache_active that cannot be read: {shown!r}"
-            return ServerFound("problem", said)
+    try:
+        found = list(read_samples(text, [_ACTIVE]))
+    except UnreadableLineError as error:
+        said = f" has a line of {_ACTIVE} that cannot be read: {error.line[:_SHOWN_CHARACTERS]!r}"
+        return ServerFound("problem", said)
     if not found:
         what = "was the server started with --kv-cache-plugin statecache and its metrics on?"
         said = f" has no statecache_active: the plugin is not there: {what}"
         return ServerFound("problem", said)
-    labels, _ = found[0]
+    labels = found[0].labels
     engine = labels.get("engine")
     named = ", ".join(f"{name} {labels[name]}" for name in ("engine", "policy") if name in labels)
     if labels.get("policy") == DRY_RUN:
         return ServerFound("ok", f": a dry run: the engine decides (engine {engine})", engine)
-    if any(value != 1 for _, value in found):
+    if any(sample.value != 1 for sample in found):
         said = f": the plugin is loaded but the engine decides ({named})"
         return ServerFound("problem", said, engine)
     return ServerFound("ok", f": the plugin is active ({named})", engine)
-
-
-def _sample(line: str) -> tuple[dict[str, str], float]:
-    """Return labels and value. Raises `ValueError` for what no exposition may have."""
-    sample = _SAMPLE.fullmatch(line)
-    if sample is None or _LABEL.sub("", sample[1] or "").strip():
-        raise ValueError
-    return dict(_LABEL.findall(sample[1] or "")), float(sample[2])

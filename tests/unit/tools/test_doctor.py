@@ -110,7 +110,7 @@ def test_an_index_that_crashes_is_named_with_the_signal(tmp_path: Path) -> None:
     """An extension built for another Python may take its process down: not the doctor's."""
     copy = tmp_path / "statecache"
     shutil.copytree(INSTALLED, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    child = copy / "doctor_child.py"
+    child = copy / "tools" / "doctor_child.py"
     crash = 'if what == "index":\n        os.kill(os.getpid(), 11)\n    out = os.dup(1)'
     child.write_text(child.read_text().replace("out = os.dup(1)", crash))
     level, text = findings(doctor("--json", "-", path=tmp_path))["index"]
@@ -127,6 +127,44 @@ Seam(MODULE, "Pool.free", ("self", "blocks")),
 """
 
 
+SPEC = """
+from statecache.engine.spec import EngineSpec
+from statecache_{name}.seam_table import SEAMS, TESTED
+
+
+def version():
+    from statecache_{name}.seams import engine_version
+
+    return engine_version()
+
+
+SPEC = EngineSpec(
+    name="{name}",
+    title="{title}",
+    plugin_group="{group}",
+    disable_variable="{variable}",
+    tested_versions=TESTED,
+    seams=SEAMS,
+    version=version,
+    extensions={extensions},
+)
+"""
+VLLM = {
+    "name": "vllm",
+    "title": "vLLM",
+    "group": "vllm.general_plugins",
+    "variable": "VLLM_PLUGINS",
+    "extensions": {"blocks": "the native queue of vLLM's blocks"},
+}
+SGLANG = {
+    "name": "sglang",
+    "title": "SGLang",
+    "group": "sglang.srt.plugins",
+    "variable": "SGLANG_PLUGINS",
+    "extensions": {},
+}
+
+
 def with_engine(folder: Path, version: str = "0.32.0", seams: str = ENGINE) -> Path:
     """An engine of one class, and an adapter's table of what it needs of it."""
     engine, adapter = folder / "vllm", folder / "statecache_vllm"
@@ -140,6 +178,7 @@ def with_engine(folder: Path, version: str = "0.32.0", seams: str = ENGINE) -> P
     (adapter / "seams.py").write_text(f"def engine_version(): return {version!r}\n")
     table = "from statecache.engine.seams import Seam\nMODULE = 'vllm.pool'\nTESTED = ('0.32.0',)\n"
     (adapter / "seam_table.py").write_text(f"{table}SEAMS = ({seams})\n")
+    (adapter / "spec.py").write_text(SPEC.format(**VLLM))
     return folder
 
 
@@ -182,6 +221,7 @@ def one_of_two_broken(tmp_path: Path) -> Path:
     table = "from statecache.engine.seams import Seam\nTESTED = ('0.5.23',)\n"
     seams = "[Seam('sglang.cache', name) for name in 'abcd']"
     (adapter / "seam_table.py").write_text(f"{table}SEAMS = {seams}\n")
+    (adapter / "spec.py").write_text(SPEC.format(**SGLANG))
     return tmp_path
 
 
