@@ -22,7 +22,7 @@ class ShallowestFirst(ReferenceIndex):
 ROW = PolicySpec(
     name="shallowest",
     summary="the shallowest",
-    native=lambda _cost, _slots: ShallowestFirst(),
+    native=lambda _cost, _slots, _ghosts: ShallowestFirst(),
     reference=lambda _cost, _slots, _ghosts: ShallowestFirst(),
     runs_in=frozenset({ENGINE, REPLAY}),
 )

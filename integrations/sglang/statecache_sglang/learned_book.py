@@ -8,7 +8,8 @@ from hashlib import blake2b
 from typing import Any
 
 from statecache.engine.settings import Settings
-from statecache.index.keyed_index import GHOSTS, NamedIndex, TokenPrefixes
+from statecache.index.keyed_index import GHOSTS, PrefixKeyedIndex, TokenPrefixes
+from statecache.index.policies import find_policy
 from statecache_sglang import pool_seams
 from statecache_sglang.scheduler_side import StateBook
 
@@ -45,7 +46,7 @@ def new_book(
     settings: Settings, below: Callable[[int, list[int]], list[int]], slots: int
 ) -> StateBook:
     """Return the book of the policy; `slots` is how many states there can be."""
-    if settings.policy == "learned":
+    if find_policy(settings.policy).needs_prompts:
         return LearnedBook(settings, below, slots)
     return StateBook(settings, below)
 
@@ -60,7 +61,7 @@ class LearnedBook(StateBook):
     def __init__(
         self, settings: Settings, below: Callable[[int, list[int]], list[int]], slots: int
     ) -> None:
-        self._named = NamedIndex(settings.cost_model(), slots)
+        self._named = PrefixKeyedIndex(settings.policy, settings.cost_model(), slots)
         super().__init__(settings, below, self._named)
         self._prefixes = TokenPrefixes(4 * (GHOSTS + slots))
 

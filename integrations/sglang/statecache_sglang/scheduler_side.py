@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 from statecache import StateIndex
 from statecache.engine.metrics import Counts, Reporter
 from statecache.engine.settings import Settings
-from statecache.index.keyed_index import NamedIndex
+from statecache.index.keyed_index import PrefixKeyedIndex
 
 _log = logging.getLogger("statecache.sglang")
 _P = ParamSpec("_P")
@@ -35,7 +35,7 @@ class StateBook:
         self,
         settings: Settings,
         below: Callable[[int, list[int]], list[int]],
-        index: StateIndex | NamedIndex | None = None,
+        index: StateIndex | PrefixKeyedIndex | None = None,
     ) -> None:
         if index is None:
             index = StateIndex(settings.policy, settings.cost_model())

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from statecache import StateIndex
 from statecache.engine.settings import Settings
-from statecache.index.keyed_index import GHOSTS, KnownKeys, NamedIndex, key_of
+from statecache.index.keyed_index import GHOSTS, LruKeySet, PrefixKeyedIndex, key_of
+from statecache.index.policies import find_policy
 
 __all__ = ["StateTree"]
 
@@ -45,20 +46,20 @@ class StateTree:
 
     def clear(self) -> None:
         """Forget every state. Numbers are never used twice."""
-        cost = self._settings.cost_model()
-        self._learned: NamedIndex | None = None
-        if self._settings.policy == "learned":
-            self._learned = NamedIndex(cost, self._slots)
-            self._known = KnownKeys(4 * (GHOSTS + self._slots))
-        self._index: StateIndex | NamedIndex = (
-            StateIndex(self._settings.policy, cost) if self._learned is None else self._learned
+        cost, policy = self._settings.cost_model(), self._settings.policy
+        self._learned: PrefixKeyedIndex | None = None
+        if find_policy(policy).needs_prompts:
+            self._learned = PrefixKeyedIndex(policy, cost, self._slots)
+            self._known = LruKeySet(4 * (GHOSTS + self._slots))
+        self._index: StateIndex | PrefixKeyedIndex = (
+            StateIndex(policy, cost) if self._learned is None else self._learned
         )
         self._root = _Run(None, (), 0)
         self._run_at: dict[int, _Run] = {}  # by state
         self._run_with: dict[Hash, _Run] = {}
 
     @property
-    def index(self) -> StateIndex | NamedIndex:
+    def index(self) -> StateIndex | PrefixKeyedIndex:
         """The index. Who evicts from it without this tree calls `dropped`; not after `clear`."""
         return self._index
 

@@ -1,7 +1,7 @@
-"""`learned` for an engine that numbers its states: the index knows them by the keys of prefixes.
+"""A policy that needs prompts, for an engine that numbers its states.
 
-An engine's own number of a state is gone with the state. `learned` must know the same prefix again
-after it was evicted, so its ids are keys: hashes of the whole prefix.
+An engine's own number of a state is gone with the state. Such a policy must know the same prefix
+again after it was evicted, so its ids are keys: hashes of the whole prefix.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-from statecache._index import CostModel, StateIndex
+from statecache._index import CostModel
+from statecache.index.learned_reference import ORDERS
+from statecache.index.policies import GHOSTS, make_index
 
-__all__ = ["GHOSTS", "KnownKeys", "NamedIndex", "TokenPrefixes", "key_of"]
+__all__ = ["GHOSTS", "LruKeySet", "PrefixKeyedIndex", "TokenPrefixes", "key_of"]
 
-GHOSTS = 4096  # evicted states that are remembered
 _STRIDE = 256  # tokens between two places where prefixes are looked for
 _TOKEN_BYTES = 8
 
@@ -23,14 +24,14 @@ def key_of(digest: bytes) -> int:
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
-class NamedIndex:
-    """A `StateIndex` under `learned`, called with the engine's numbers of states.
+class PrefixKeyedIndex:
+    """An index of a policy that needs prompts, called with the engine's numbers of states.
 
     `name` says which prefix a number stands for, before the state is inserted or cached again.
     """
 
-    def __init__(self, cost: CostModel, slots: int, ghosts: int = GHOSTS) -> None:
-        self.index = StateIndex("learned", cost, slots, ghosts)
+    def __init__(self, policy: str, cost: CostModel, slots: int, ghosts: int = GHOSTS) -> None:
+        self.index = make_index(policy, cost, slots, ghosts)
         self._most_gone = ghosts + slots
         self._key: dict[int, int] = {}  # by number, of resident states
         self._number: dict[int, int] = {}  # by key
@@ -148,10 +149,7 @@ class NamedIndex:
         return {
             "learned_ghosts": self.index.ghosts,
             "learned_points": self.index.points,
-            **{
-                f"learned_follows|{one}": float(one == followed)
-                for one in ("learned", "gds", "lru")
-            },
+            **{f"learned_follows|{order}": float(order == followed) for order in ORDERS},
         }
 
     def check(self) -> None:
@@ -166,7 +164,7 @@ class NamedIndex:
         return len(self._key)
 
 
-class KnownKeys:
+class LruKeySet:
     """Keys that were offered for caching, the latest `most`: what a path has points of."""
 
     def __init__(self, most: int) -> None:
@@ -199,7 +197,7 @@ class TokenPrefixes:
     """
 
     def __init__(self, most: int) -> None:
-        self._known = KnownKeys(most)
+        self._known = LruKeySet(most)
         self._place: dict[int, tuple[int, int]] = {}  # by key: key of its stride, depth
         self._depths: dict[int, dict[int, int]] = {}  # by stride: how many keys at each depth
 

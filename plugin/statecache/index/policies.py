@@ -21,6 +21,7 @@ __all__ = [
     "BASELINE",
     "DEFAULT",
     "ENGINE",
+    "GHOSTS",
     "POLICIES",
     "REPLAY",
     "PolicySpec",
@@ -33,6 +34,7 @@ __all__ = [
 
 DEFAULT = "gds"
 BASELINE = "lru"  # what others are compared with
+GHOSTS = 4096  # evicted states that are remembered
 ENGINE = "engine"  # `--statecache-policy` of an engine, its dry run, and its arms of `ab`
 REPLAY = "replay"  # `statecache replay` on state slots, and the arms of `ab` that replay
 
@@ -41,26 +43,27 @@ REPLAY = "replay"  # `statecache replay` on state slots, and the arms of `ab` th
 class PolicySpec:
     """A row of the table.
 
-    `summary` says in half a sentence which state goes first. `native(cost, slots)` makes an empty
-    index for a cache of `slots` states, `reference(cost, slots, ghosts)` the plain form that it is
-    tested against. `runs_in` says where the policy can be chosen: `ENGINE`, `REPLAY`. A policy that
-    `needs_prompts` has to be told of each prompt, and of states by the keys of their prefixes. One
-    that has to know what comes later has no index: the replay plays it on the whole schedule.
+    `summary` says in half a sentence which state goes first. `native(cost, slots, ghosts)` makes an
+    empty index for a cache of `slots` states that remembers `ghosts` evicted ones, `reference` the
+    plain form that it is tested against. `runs_in` says where the policy can be chosen: `ENGINE`,
+    `REPLAY`. A policy that `needs_prompts` has to be told of each prompt, and of states by the keys
+    of their prefixes. One that has to know what comes later has no index: the replay plays it on
+    the whole schedule.
     """
 
     name: str
     summary: str
-    native: Callable[[CostModel, int | None], EvictionIndex] | None
+    native: Callable[[CostModel, int | None, int], EvictionIndex] | None
     reference: Callable[[ReferenceCost, int | None, int], EvictionIndex] | None
     runs_in: frozenset[str]
     needs_prompts: bool = False
 
 
-def _native(name: str) -> Callable[[CostModel, int | None], EvictionIndex]:
-    def make(cost: CostModel, slots: int | None) -> EvictionIndex:
+def _native(name: str) -> Callable[[CostModel, int | None, int], EvictionIndex]:
+    def make(cost: CostModel, slots: int | None, ghosts: int) -> EvictionIndex:
         from statecache import StateIndex
 
-        return StateIndex(name, cost, slots)
+        return StateIndex(name, cost, slots, ghosts)
 
     return make
 
@@ -123,7 +126,9 @@ def find_policy(name: str) -> PolicySpec:
     raise ValueError(f"unknown policy {name!r}: use {', '.join(spec.name for spec in POLICIES)}")
 
 
-def make_index(name: str, cost: CostModel, slots: int | None = None) -> EvictionIndex:
+def make_index(
+    name: str, cost: CostModel, slots: int | None = None, ghosts: int = GHOSTS
+) -> EvictionIndex:
     """Return an empty index of the policy of this name, for a cache of `slots` states.
 
     Raises `ValueError` for a name that the table has not, or has without an index.
@@ -131,7 +136,7 @@ def make_index(name: str, cost: CostModel, slots: int | None = None) -> Eviction
     make = find_policy(name).native
     if make is None:
         raise ValueError(f"the policy {name} knows what comes later: it runs in a replay alone")
-    return make(cost, slots)
+    return make(cost, slots, ghosts)
 
 
 def summaries(place: str) -> str:

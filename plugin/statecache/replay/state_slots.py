@@ -9,7 +9,7 @@ import msgspec
 
 from statecache import CostModel
 from statecache.errors import SettingsError
-from statecache.index.policies import REPLAY, find_policy, policy_names
+from statecache.index.policies import REPLAY, find_policy, make_index, policy_names
 from statecache.replay.clairvoyant import ClairvoyantPolicy
 from statecache.replay.prefix_tree import directly_below
 
@@ -84,10 +84,9 @@ def serve(
         raise SettingsError(f"slots is {slots}: give at least 1")
     if policy not in policy_names(REPLAY):
         raise SettingsError(f"unknown policy {policy!r}: use {', '.join(policy_names(REPLAY))}")
-    make = find_policy(policy).native
-    if make is None:
+    if find_policy(policy).native is None:
         return ClairvoyantPolicy(schedule, slots).play()
-    return play(schedule, make(cost, slots), slots)
+    return play(schedule, make_index(policy, cost, slots), slots)
 
 
 def play(schedule: ReplaySchedule, index: EvictionIndex, slots: int) -> tuple[list[int], int]:

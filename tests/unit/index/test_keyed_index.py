@@ -8,7 +8,7 @@ import pytest
 
 from statecache import CostModel
 from statecache.engine.settings import Settings
-from statecache.index.keyed_index import KnownKeys, NamedIndex, TokenPrefixes
+from statecache.index.keyed_index import LruKeySet, PrefixKeyedIndex, TokenPrefixes
 from statecache.replay.kv_residency import kv_timeline
 from statecache.replay.prefix_tree import PrefixTree
 from statecache.replay.schedule import make_schedule
@@ -67,14 +67,14 @@ def test_the_oldest_prefix_is_forgotten_and_nothing_stays_of_it() -> None:
 
 
 def test_a_key_offered_again_is_the_latest() -> None:
-    known = KnownKeys(2)
+    known = LruKeySet(2)
     assert [known.add(key) for key in (1, 2, 1, 3)] == [None, None, None, 2]
     assert [key in known for key in (1, 2, 3)] == [True, False, True]
 
 
 def test_a_state_keeps_its_prefix_when_its_number_changes() -> None:
     """State 1 is evicted and back as state 2: the ghost is gone, for it is the same prefix."""
-    index = NamedIndex(CostModel(1, 0), slots=4)
+    index = PrefixKeyedIndex("learned", CostModel(1, 0), slots=4)
     index.name(1, 77, end=True)
     index.insert(1, 512)
     assert index.evict(1) == [1]
@@ -87,7 +87,7 @@ def test_a_state_keeps_its_prefix_when_its_number_changes() -> None:
 
 
 def test_what_lost_its_kv_is_no_ghost() -> None:
-    index = NamedIndex(CostModel(1, 0), slots=4)
+    index = PrefixKeyedIndex("learned", CostModel(1, 0), slots=4)
     for state in (1, 2):
         index.name(state, 70 + state, end=True)
         index.insert(state, 512)
@@ -100,7 +100,7 @@ def test_what_lost_its_kv_is_no_ghost() -> None:
 
 
 def test_names_of_states_that_left_are_bounded() -> None:
-    index = NamedIndex(CostModel(1, 0), slots=2, ghosts=3)
+    index = PrefixKeyedIndex("learned", CostModel(1, 0), slots=2, ghosts=3)
     for state in range(20):
         index.name(state, state, end=False)
         index.insert(state, 512)

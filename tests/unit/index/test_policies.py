@@ -28,7 +28,7 @@ INDEXED = [spec for spec in POLICIES if spec.native is not None]
 
 def forms() -> Iterator[tuple[str, PolicySpec, Callable[[], EvictionIndex]]]:
     for spec in INDEXED:
-        yield f"{spec.name}-native", spec, lambda spec=spec: spec.native(CostModel(1, 0), None)
+        yield f"{spec.name}-native", spec, lambda spec=spec: spec.native(CostModel(1, 0), None, 64)
         yield (
             f"{spec.name}-reference",
             spec,
@@ -173,7 +173,7 @@ def test_errors_change_nothing(spec: PolicySpec, make) -> None:
 @pytest.mark.parametrize("spec", INDEXED, ids=lambda spec: spec.name)
 def test_both_forms_choose_the_same_victims(spec: PolicySpec) -> None:
     rng = random.Random(3)
-    pair = (spec.native(CostModel(), 6), spec.reference(ReferenceCost(), 6, 4096))
+    pair = (spec.native(CostModel(), 6, 4096), spec.reference(ReferenceCost(), 6, 4096))
     resident: list[int] = []
 
     def both(name: str, *args: object, **more: object) -> object:
