@@ -1,4 +1,4 @@
-# make test | make test-quick | make demo | make bench | make soak | make clean
+# make test | make test-quick | make golden | make demo | make bench | make soak | make clean
 # Everything is made under .venv, .venv-engines and build; nothing else on the machine changes,
 # except that root gets missing system packages with apt-get.
 
@@ -16,7 +16,7 @@ export PATH := $(abspath $(RUN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: all test test-quick lint test-cpp test-python test-engines test-sglang test-vllm engines \
+.PHONY: all test test-quick golden lint test-cpp test-python test-engines test-sglang test-vllm engines \
   tally install system tools bench soak demo fuzz sanitized test-sanitized wheel other-torch clean
 all: test
 
@@ -123,6 +123,14 @@ engines: $(VENV)/.ready
 # Counts what passed, by group, and fails when any of it failed, was skipped or has vanished.
 tally:
 	@python3 tests/tally.py $(REPORTS) $(GROUPS:test-%=%)
+
+# The published numbers on excerpts of the recorded traces; with TRACES=FOLDER on the whole ones too,
+# which lie there as agent_coding.jsonl.gz and conversation.jsonl.gz (docs/traces.md).
+TRACES := traces
+golden: install
+	@[ "$(origin TRACES)" != "command line" ] || [ -f "$(TRACES)/agent_coding.jsonl.gz" ] || \
+	  { echo "make: there is no agent_coding.jsonl.gz in $(TRACES)" >&2; exit 2; }
+	STATECACHE_TRACES=$(abspath $(TRACES)) $(RUN)/pytest -n 2 tests/golden
 
 bench: install
 	cmake -S . -B build/cpp-bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DSTATECACHE_BENCH=ON

@@ -17,16 +17,9 @@ from statecache.sizing.splits import Demand, rated_splits
 from statecache.trace.format import read_trace
 from statecache.trace.generate_agent import AgentWorkload, agent_lines
 from support.model_configs import QWEN3_NEXT
-from support.replay_support import needs_recorded, recorded_schedule
+from support.readme_table import README, table_after
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-
-
-def table_after(heading: str) -> list[list[float]]:
-    """Return the rows of numbers of the first table after `heading`."""
-    rows = README.partition(heading)[2].partition("\n|---")[2].partition("\n\n")[0].splitlines()
-    return [[float(cell.replace(",", "")) for cell in re.findall(r"[\d.,]+", r)] for r in rows[1:]]
 
 
 def rows_of(schedule: ReplaySchedule, policy: str, slots: list[float]) -> list[ReplayRow]:
@@ -50,18 +43,6 @@ def test_generated_workload(tmp_path: Path) -> None:
         assert [hit_rate(row) for row in rows] == [row[column] for row in table]
         missed = [round(row.missed_by_state_tokens / row.requests) for row in rows]
         assert missed == [row[column + 2] for row in table]
-
-
-@needs_recorded
-def test_recorded_workload() -> None:
-    table = table_after("and a recorded one")
-    assert len(table) == 6
-    schedule = recorded_schedule("agent_coding", "dense")
-    slots = [row[0] for row in table]
-    for column, policy in ((1, "lru"), (2, "gds"), (3, "learned"), (4, "clairvoyant")):
-        assert [hit_rate(row) for row in rows_of(schedule, policy, slots)] == [
-            row[column] for row in table
-        ]
 
 
 def test_splits_of_the_memory(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ def licence(text: str) -> dict[str, Any]:
 def source_of(name: str) -> str:
     """Return the file or folder of the repository that `name` was made from."""
     if ".dist-info/" in name:
-        return "LICENSE" if name.endswith("/LICENSE") else "pyproject.toml"
+        last = Path(name).name
+        return last if last in ("LICENSE", "NOTICE") else "pyproject.toml"
     if ".so" in name:
         return "cpp"
     package = name.split("/")[0]

@@ -6,6 +6,7 @@ A node is the tuple of block ids that leads to it.
 from dataclasses import dataclass, field
 
 from statecache import ReferenceCost, ReferenceIndex
+from statecache.index.learned_reference import LearnedReference
 
 BLOCK = 512
 Node = tuple[int, ...]
@@ -33,11 +34,21 @@ class PlainReplay:
     totals: Totals = field(default_factory=Totals)
 
     def __post_init__(self) -> None:
-        self.index = ReferenceIndex(self.policy)
+        self.index = (
+            LearnedReference(slots=self.slots)
+            if self.policy == "learned"
+            else ReferenceIndex(self.policy)
+        )
         self.kv: dict[Node, int] = {}  # resident node: the request that stamped it last
-        self.number_of: dict[Node, int] = {}  # every node that ever held a state
+        self.number_of: dict[Node, int] = {}  # every node that may hold a state
         self.states: set[Node] = set()
         self.served = 0
+        self.candidates: set[Node] = set()  # where any request may set a state
+
+    def foresee(self, prompts: list[list[int]]) -> None:
+        """Learn where states may be set: `learned` is told of these points alone."""
+        for ids in prompts:
+            self.candidates |= {tuple(ids[:depth]) for depth in self._admitted(len(ids))}
 
     def serve(self, ids: list[int]) -> None:
         path = [tuple(ids[:n]) for n in range(1, len(ids) + 1)]
@@ -53,17 +64,34 @@ class PlainReplay:
         while hit > 0 and path[hit - 1] not in self.states:
             hit -= 1
         self._count(len(path), resident, hit)
+        if self.policy == "learned":
+            self._tell(path, resident)
         if hit > 0:
             self.index.touch(self.number_of[path[hit - 1]])
             self.index.pin(self.number_of[path[hit - 1]])
         self._insert_kv(path)
-        for depth in range(hit + 1, len(path) + 1):
-            at_chunk = self.admission == "dense" and depth % self.chunk_blocks == 0
-            if at_chunk or depth == len(path):
-                self._set_or_use(path[depth - 1])
+        for depth in self._admitted(len(path)):
+            if depth > hit:
+                self._set_or_use(path[depth - 1], is_end=depth == len(path))
         if hit > 0:
             self.index.unpin(self.number_of[path[hit - 1]])
         self.index.check()
+
+    def _admitted(self, blocks: int) -> list[int]:
+        every = self.chunk_blocks if self.admission == "dense" else blocks
+        return [depth for depth in range(1, blocks + 1) if depth % every == 0 or depth == blocks]
+
+    def _tell(self, path: list[Node], resident: int) -> None:
+        points = [node for node in path if node in self.candidates]
+        self.index.on_prompt(
+            [self._number(node) for node in points],
+            [len(node) * BLOCK for node in points],
+            sum(len(node) <= resident for node in points),
+            [self._number(path[depth - 1]) for depth in self._admitted(len(path))],
+        )
+
+    def _number(self, node: Node) -> int:
+        return self.number_of.setdefault(node, len(self.number_of))
 
     def _count(self, blocks: int, resident: int, hit: int) -> None:
         self.totals.requests += 1
@@ -86,10 +114,10 @@ class PlainReplay:
         for node in path:
             self.kv[node] = self.served
 
-    def _set_or_use(self, node: Node) -> None:
-        number = self.number_of.setdefault(node, len(self.number_of))
+    def _set_or_use(self, node: Node, *, is_end: bool) -> None:
+        number = self._number(node)
         if node in self.states:
-            self.index.touch(number)
+            self.index.touch(number, end=is_end)
             return
         if len(self.states) == self.slots:
             victims = self.index.evict(1)
@@ -106,6 +134,7 @@ class PlainReplay:
             len(node) * BLOCK,
             None if parent is None else self.number_of[parent],
             [self.number_of[s] for s in direct],
+            end=is_end,
         )
         self.states.add(node)
 
@@ -119,6 +148,7 @@ def oracle(
     kv_blocks: int | None = None,
 ) -> Totals:
     plain = PlainReplay(policy, slots, admission, chunk_blocks, kv_blocks)
+    plain.foresee(prompts)
     for ids in prompts:
         plain.serve(ids)
     return plain.totals

@@ -1,43 +1,21 @@
-"""What the replay tests share: the recorded traces, plans from lists of block ids, the command."""
+"""What the replay tests share: plans from lists of block ids, the command."""
 
 import gzip
-import json
 import signal
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from statecache.replay.kv_residency import kv_timeline
 from statecache.replay.prefix_tree import PrefixTree
 from statecache.replay.schedule import ReplaySchedule, make_schedule
 from statecache.replay.state_slots import ReplayRow, replay
-from statecache.trace.format import Request, Trace, read_trace
+from statecache.trace.format import Request, Trace
 from support.waiting import DEADLINE_SECONDS
 
 COMMAND = str(Path(sys.executable).with_name("statecache"))
-RECORDED = Path(__file__).resolve().parents[3] / "shared" / "traces"
-PUBLISHED = json.loads(Path(__file__).parents[1].joinpath("golden/published.json").read_bytes())
-
-needs_recorded = pytest.mark.skipif(
-    not RECORDED.is_dir(), reason=f"the recorded traces are not at {RECORDED}"
-)
-
-
-@cache
-def recorded_tree(name: str) -> PrefixTree:
-    return PrefixTree.of(
-        read_trace(str(RECORDED / f"{name}.jsonl.gz"), limit=PUBLISHED["requests"][name])
-    )
-
-
-@cache
-def recorded_schedule(name: str, admission: str) -> ReplaySchedule:
-    tree = recorded_tree(name)
-    return make_schedule(tree, kv_timeline(tree, None), admission)
 
 
 def trace_of(prompts: list[list[int]]) -> Trace:

@@ -3,9 +3,8 @@
 import pytest
 
 from statecache.replay.state_slots import replay
-from support.replay_support import PUBLISHED, needs_recorded, recorded_schedule
+from support.recorded import PUBLISHED, recorded_schedule
 
-pytestmark = needs_recorded
 CHEAP = {
     name: rate
     for name, rate in PUBLISHED["learned"].items()

@@ -9,11 +9,8 @@ from functools import cache
 import pytest
 
 from statecache.replay.block_pools import PoolRow, SlotRule, replay_pool, replay_slots
-from statecache.replay.prefix_tree import PrefixTree, PreorderTree
-from statecache.trace.format import read_trace
-from support.replay_support import PUBLISHED, RECORDED, needs_recorded
-
-pytestmark = needs_recorded
+from statecache.replay.prefix_tree import PreorderTree
+from support.recorded import PUBLISHED, tree_of
 
 # The research code gives 0.3014 at the 2,048 slots that the table names for this cell, and so do
 # we; 0.305 is what about 2,400 slots give. So the rate is not compared; the exact total is, below.
@@ -51,18 +48,13 @@ ORDERS = ("stock", "copies", "reuse")
 
 
 @cache
-def whole_tree(trace: str) -> PrefixTree:
-    return PrefixTree.of(read_trace(str(RECORDED / f"{trace}.jsonl.gz")))
-
-
-@cache
 def preorder(trace: str) -> PreorderTree:
-    return PreorderTree.of(whole_tree(trace))
+    return PreorderTree.of(tree_of(trace))
 
 
 @cache
 def shared(trace: str, blocks: int, order: str) -> PoolRow:
-    return replay_pool(whole_tree(trace), blocks, order)
+    return replay_pool(tree_of(trace), blocks, order)
 
 
 @cache
@@ -140,5 +132,5 @@ def test_with_room_for_all_kv_slots_of_their_own_are_the_plain_replay() -> None:
 def test_exact_totals_of_other_admissions(
     admission: str, every: int, trace: str, blocks: int, totals: tuple[int, int]
 ) -> None:
-    row = replay_pool(whole_tree(trace), blocks, "stock", admission, every_blocks=every)
+    row = replay_pool(tree_of(trace), blocks, "stock", admission, every_blocks=every)
     assert (row.hit_tokens // 512, row.missed_by_state_tokens // 512) == totals

@@ -3,9 +3,7 @@
 import pytest
 
 from statecache.replay.state_slots import replay
-from support.replay_support import PUBLISHED, needs_recorded, recorded_schedule
-
-pytestmark = needs_recorded
+from support.recorded import PUBLISHED, recorded_schedule
 
 TOTALS = [  # trace, slots, policy (dense): hit, prompt, missed-by-state tokens, evicted states
     ("agent_coding", 64, "gds", 229_773_312, 332_637_184, 82_690_048, 14_289),
