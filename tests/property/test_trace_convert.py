@@ -1,6 +1,7 @@
 """Conversion of any conversations: prompts share blocks exactly as far as their ids say."""
 
 import json
+from itertools import combinations, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,39 +35,56 @@ def conversations(draw: st.DrawFn) -> dict:
     return conversation(talk, tools, system, block_size=512 // per_block)
 
 
-def shared(one: list[int], other: list[int]) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+def shared(first: list[int], second: list[int]) -> int:
+    pairs = zip(first, second, strict=False)
+    shorter = min(len(first), len(second))
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), shorter)
+
+
+def converted(talks: list[dict]) -> list[dict]:
+    with TemporaryDirectory() as folder:
+        source = write_folder(Path(folder) / "traces", *talks)
+        lines = [*trace_lines(str(source))]
+        (Path(folder) / "out").write_bytes(b"".join(lines))
+        read_trace(str(Path(folder) / "out"))
+    return [json.loads(line) for line in lines]
+
+
+def assert_shared_as_told(talk: dict, found: list[dict]) -> None:
+    """Assert it of all pairs of requests of a conversation."""
+    per_block = 512 // talk["block_size"]
+    assert [r["input_length"] for r in found] == [r["in"] for r in talk["requests"]]
+    assert [len(r["hash_ids"]) for r in found] == [r["in"] // 512 for r in talk["requests"]]
+    pairs = list(zip(found, talk["requests"], strict=True))
+    for (first, first_told), (second, second_told) in product(pairs, pairs):
+        told = shared(first_told["hash_ids"], second_told["hash_ids"]) // per_block
+        whole = min(first_told["in"], second_told["in"]) // 512
+        assert shared(first["hash_ids"], second["hash_ids"]) == min(told, whole)
+
+
+def assert_tools_alone_are_shared(
+    first: dict, first_found: list[dict], second: dict, second_found: list[dict]
+) -> None:
+    """Assert it of all pairs of requests of two conversations."""
+    tokens = [(talk["tool_tokens"], talk["system_tokens"]) for talk in (first, second)]
+    most = sum(tokens[0]) // 512 if tokens[0] == tokens[1] else 0
+    for here, there in product(first_found, second_found):
+        assert shared(here["hash_ids"], there["hash_ids"]) <= most
 
 
 def test_blocks_are_shared_as_far_as_the_ids_agree(share: float) -> None:
     @settings(deadline=None, max_examples=int(300 * share), derandomize=True)
     @given(st.lists(conversations(), min_size=1, max_size=3))
     def holds(talks: list[dict]) -> None:
-        with TemporaryDirectory() as folder:
-            source = write_folder(Path(folder) / "traces", *talks)
-            lines = [*trace_lines(str(source))]
-            (Path(folder) / "out").write_bytes(b"".join(lines))
-            read_trace(str(Path(folder) / "out"))
-        found = [json.loads(line) for line in lines]
-        assert [r["timestamp"] for r in found] == sorted(r["timestamp"] for r in found)
-        assert len(found) == sum(len(talk["requests"]) for talk in talks)
-        for number, talk in enumerate(talks):
-            own = [r for r in found if r["session_id"] == f"conv-{number:04}"]
-            assert [r["input_length"] for r in own] == [r["in"] for r in talk["requests"]]
-            per_block = 512 // talk["block_size"]
-            for one, raw in zip(own, talk["requests"], strict=True):
-                assert len(one["hash_ids"]) == raw["in"] // 512
-                for other, other_raw in zip(own, talk["requests"], strict=True):
-                    told = shared(raw["hash_ids"], other_raw["hash_ids"]) // per_block
-                    most = min(raw["in"], other_raw["in"]) // 512
-                    assert shared(one["hash_ids"], other["hash_ids"]) == min(told, most)
-        for one in found:
-            for other in found:
-                if one["session_id"] != other["session_id"]:
-                    prompts = [talks[int(r["session_id"][5:])] for r in (one, other)]
-                    tools = [(talk["tool_tokens"], talk["system_tokens"]) for talk in prompts]
-                    most = sum(tools[0]) // 512 if tools[0] == tools[1] else 0
-                    assert shared(one["hash_ids"], other["hash_ids"]) <= most
+        found = converted(talks)
+        times = [r["timestamp"] for r in found]
+        assert times == sorted(times)
+        names = [f"conv-{number:04}" for number in range(len(talks))]
+        by_talk = [[r for r in found if r["session_id"] == name] for name in names]
+        assert sum(map(len, by_talk)) == len(found)
+        for talk, own in zip(talks, by_talk, strict=True):
+            assert_shared_as_told(talk, own)
+        for first, second in combinations(zip(talks, by_talk, strict=True), 2):
+            assert_tools_alone_are_shared(*first, *second)
 
     holds()

@@ -65,9 +65,9 @@ def test_as_published_thinking_comes_after_and_the_system_prompt_stays(
 def test_conversations_begin_in_turns_and_share_equal_tools_and_system_prompts(
     tmp_path: Path,
 ) -> None:
-    one = conversation([request(0, 1_600, [1, 2, 3, 4, 5, 6])])
+    first = conversation([request(0, 1_600, [1, 2, 3, 4, 5, 6])])
     other = conversation([request(0, 1_600, [1, 2, 3, 4, 5, 6])], tools=500, system=600)
-    found = converted(write_folder(tmp_path / "traces", one, other, one))
+    found = converted(write_folder(tmp_path / "traces", first, other, first))
     assert times(found) == [0, 37_000, 74_000]
     assert ids(found) == [[0, 1, 2], [3, 4, 5], [0, 1, 6]]
     assert [r["session_id"] for r in found] == ["conv-0000", "conv-0001", "conv-0002"]
@@ -128,11 +128,11 @@ def test_sub_agents_share_their_own_system_prompts(tmp_path: Path) -> None:
 
 
 def test_global_ids_mean_the_same_in_every_file(tmp_path: Path) -> None:
-    one = conversation([request(0, 1_024, [1, 2, 3, 4])], hash_id_scope="global")
+    here = conversation([request(0, 1_024, [1, 2, 3, 4])], hash_id_scope="global")
     other = conversation(
         [request(0, 1_024, [1, 2, 5, 6])], tools=0, system=0, hash_id_scope="global"
     )
-    first, second = ids(converted(write_folder(tmp_path / "traces", one, other)))
+    first, second = ids(converted(write_folder(tmp_path / "traces", here, other)))
     assert first[0] == second[0]
     assert len({*first, *second}) == 3
 
@@ -202,8 +202,8 @@ def test_the_format_is_told_by_the_content(indent: int | None, packed: bool) -> 
     assert told(talk) == told(talk, "kv-cache-tester")
     assert len(told(mooncake(MOONCAKE))) == 4
     assert told(mooncake(MOONCAKE)) == told(mooncake(MOONCAKE), "mooncake")
-    one = json.dumps(MOONCAKE[0], indent=indent).encode()
-    assert told(one) == MOONCAKE[:1]
+    single = json.dumps(MOONCAKE[0], indent=indent).encode()
+    assert told(single) == MOONCAKE[:1]
 
 
 def test_packed_conversations_of_a_folder_are_read(tmp_path: Path) -> None:
