@@ -11,9 +11,9 @@ import pytest
 
 from golden.excerpt_totals import LEARNED, SLOTS, Cell, cells, plain_totals
 from statecache.replay.block_pools import SlotRule, replay_pool, replay_slots
-from statecache.replay.split_pool import PreorderTree
+from statecache.replay.prefix_tree import PreorderTree
 from statecache.replay.state_slots import replay
-from support.recorded import EXCERPTS, NAMES, plan_of, tree_of
+from support.recorded import EXCERPTS, NAMES, schedule_of, tree_of
 
 EXPECTED = {
     Cell(**{name: row[name] for name in Cell._fields}): row["totals"]
@@ -26,6 +26,7 @@ PLAYED_AGAIN = [
     or (cell.trace == "conversation" and cell.policy != "learned" and cell.slots in (32, 256))
     or cell[2:] in (("dense", "gds", 16), ("ends", "lru", 64))
 ]
+ONLINE = ("lru", "gds", "learned")
 ROOMY = 10**6  # blocks: all KV fits
 
 
@@ -35,8 +36,8 @@ def test_every_cell_is_expected() -> None:
 
 @pytest.mark.parametrize("cell", EXPECTED, ids=str)
 def test_totals(cell: Cell) -> None:
-    plan = plan_of(cell.trace, cell.admission, EXCERPTS, cell.requests)
-    row = replay(plan, cell.policy, cell.slots)
+    schedule = schedule_of(cell.trace, cell.admission, EXCERPTS, cell.requests)
+    row = replay(schedule, cell.policy, cell.slots)
     assert {name: getattr(row, name) for name in EXPECTED[cell]} == EXPECTED[cell]
 
 
@@ -50,11 +51,13 @@ def test_the_plain_replay_counts_what_is_expected(cell: Cell) -> None:
 def test_knowing_the_future_is_best_and_room_for_all_is_the_ceiling(
     trace: str, admission: str
 ) -> None:
-    plan = plan_of(trace, admission, EXCERPTS)
+    schedule = schedule_of(trace, admission, EXCERPTS)
     for slots in SLOTS[trace]:
-        online = [replay(plan, policy, slots).hit_tokens for policy in ("lru", "gds", "learned")]
-        assert replay(plan, "clairvoyant", slots).hit_tokens >= max(online), slots
-    rows = [replay(plan, policy, ROOMY) for policy in ("lru", "gds", "learned", "clairvoyant")]
+        online = [
+            replay(schedule, policy, slots).hit_tokens for policy in ("lru", "gds", "learned")
+        ]
+        assert replay(schedule, "clairvoyant", slots).hit_tokens >= max(online), slots
+    rows = [replay(schedule, policy, ROOMY) for policy in ("lru", "gds", "learned", "clairvoyant")]
     assert len({row.hit_tokens for row in rows}) == 1
     assert rows[0].hit_tokens <= rows[0].resident_tokens
 
@@ -74,7 +77,7 @@ def test_with_room_for_all_kv_slots_of_their_own_are_the_plain_replay(trace: str
 @pytest.mark.parametrize("admission", ["dense", "ends"])
 @pytest.mark.parametrize("trace", NAMES)
 def test_with_room_for_all_a_pool_of_blocks_keeps_all_states(trace: str, admission: str) -> None:
-    unlimited = replay(plan_of(trace, admission, EXCERPTS), "lru", ROOMY)
+    unlimited = replay(schedule_of(trace, admission, EXCERPTS), "lru", ROOMY)
     for order in ("stock", "copies", "reuse"):
         row = replay_pool(tree_of(trace, EXCERPTS), ROOMY, order, admission, every_blocks=16)
         assert row.hit_tokens == unlimited.hit_tokens, order

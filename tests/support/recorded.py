@@ -36,7 +36,9 @@ def tree_of(name: str, folder: Path = WHOLE, requests: int | None = None) -> Pre
 
 
 @cache
-def schedule_of(name: str, admission: str, folder: Path, requests: int | None = None) -> ReplaySchedule:
+def schedule_of(
+    name: str, admission: str, folder: Path, requests: int | None = None
+) -> ReplaySchedule:
     tree = tree_of(name, folder, requests)
     return make_schedule(tree, kv_timeline(tree, None), admission)
 

@@ -10,7 +10,7 @@ import msgspec
 
 from statecache.replay.kv_residency import kv_timeline
 from statecache.replay.prefix_tree import PrefixTree
-from statecache.replay.schedule import ReplaySchedule, make_schedule
+from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import ReplayRow, replay
 from statecache.trace.format import Request, Trace
 from support.waiting import DEADLINE_SECONDS

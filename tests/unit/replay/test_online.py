@@ -13,7 +13,7 @@ from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import replay
 from statecache.trace.format import Request, Trace
 from statecache.trace.recorder import BlockIds, Ended
-from support.replay_support import needs_recorded, recorded_tree
+from support.recorded import EXCERPTS, tree_of
 
 COST = CostModel()
 
@@ -74,11 +74,10 @@ def test_the_numbers_are_those_of_a_replay(seed, slots, kv_blocks):
     assert found["lru"].evicted_states > 0 or slots == 60
 
 
-@needs_recorded
 def test_a_published_trace_too():
     """Its ids name whole prefixes."""
-    prompts = recorded_tree("conversation").paths[:1_500]  # a node is a prefix
-    kv_tokens = 4_000 * 512
+    prompts = tree_of("conversation", EXCERPTS).paths  # a node is a prefix
+    kv_tokens = 2_500 * 512
     assert_equal(shadow_of(prompts, 128, kv_tokens).sample(), rows(prompts, 128, kv_tokens))
 
 
