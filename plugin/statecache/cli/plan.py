@@ -16,11 +16,12 @@ from rich.table import Table
 
 from statecache import __version__
 from statecache.cli.output import check_output, whole_file
+from statecache.engine.spec import engine_named, engines
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.replay.prefix_tree import PrefixTree
 from statecache.replay.report import TraceIdentity
-from statecache.sizing.model_config import DTYPE_BYTES, ENGINES, HybridModel, read_model
-from statecache.sizing.splits import SLOTS_A_REQUEST, Demand, Split, best_splits, rated_splits
+from statecache.sizing.model_config import DTYPE_BYTES, HybridModel, read_model, sizing_of
+from statecache.sizing.splits import Demand, Split, best_splits, rated_splits
 from statecache.trace.format import BLOCK_TOKENS, read_trace
 
 __all__ = ["plan_command"]
@@ -28,6 +29,10 @@ __all__ = ["plan_command"]
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _STATE_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def _slots_in_each() -> str:
+    return ", ".join(f"{spec.slots_per_request} in {spec.title}" for spec in engines().values())
 
 
 class _Sizes(msgspec.Struct, frozen=True):
@@ -64,7 +69,8 @@ def plan_command(
         str, typer.Option(metavar="TRACE", help="Trace file, plain or gzip, or - for stdin.")
     ],
     engine: Annotated[
-        list[str] | None, typer.Option(help="sglang, vllm: commas or repeat (default: both).")
+        list[str] | None,
+        typer.Option(help=f"{', '.join(engines())}: commas or repeat (default: all)."),
     ] = None,
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
     running: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 16,
@@ -72,8 +78,7 @@ def plan_command(
         int | None,
         typer.Option(
             min=1,
-            help="State slots of a running request (default:"
-            f" {SLOTS_A_REQUEST['sglang']} in SGLang, {SLOTS_A_REQUEST['vllm']} in vLLM).",
+            help=f"State slots of a running request (default: {_slots_in_each()}).",
         ),
     ] = None,
     kv_dtype: Annotated[
@@ -84,7 +89,7 @@ def plan_command(
     ] = None,
     block_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens of SGLang's page, and the least of vLLM's block."),
+        typer.Option(min=1, help="Tokens of the engine's page or block; an engine may enlarge it."),
     ] = None,
     split: Annotated[
         list[str] | None,
@@ -116,7 +121,7 @@ def plan_command(
     demand = Demand(
         model=read_model(model, tp),
         memory_bytes=_memory(memory),
-        engines=_known("--engine", _parts(engine or [",".join(ENGINES)]), ENGINES),
+        engines=[engine_named(name).name for name in _parts(engine or [*engines()])],
         shares=_percents(split or ["5,10,20,30,40,60"]),
         running=running,
         slots_a_request=slots_per_request,
@@ -183,15 +188,12 @@ def _rated(demand: Demand, tree: PrefixTree) -> list[Split]:
 
 def _sizes(demand: Demand, engine: str) -> _Sizes:
     model, asked = demand.model, demand.state_dtype
-    block = demand.block_tokens
-    if engine == "vllm":
-        block = model.vllm_block_tokens(block or 16, demand.kv_dtype, asked)
     return _Sizes(
         engine=engine,
         state_bytes=model.state_bytes(engine, asked),
         int8_state_bytes=model.bytes_at_rest("int8", engine, asked),
         kv_token_bytes=model.kv_token_bytes(demand.kv_dtype),
-        block_tokens=block,
+        block_tokens=sizing_of(engine).block_tokens(demand),
     )
 
 
@@ -215,7 +217,8 @@ def _facts(model: HybridModel, ranks: int) -> str:
 
 
 def _size_line(sizes: _Sizes) -> str:
-    block = f", a block of {sizes.block_tokens} tokens at least" if sizes.engine == "vllm" else ""
+    grows = sizing_of(sizes.engine).block_grows
+    block = f", a block of {sizes.block_tokens} tokens at least" if grows else ""
     return (
         f"{sizes.engine}: a state takes {sizes.state_bytes:,} bytes, {sizes.int8_state_bytes:,} in"
         f" int8; a KV token {sizes.kv_token_bytes:,}{block}"

@@ -10,11 +10,11 @@ import msgspec
 
 from statecache.checkpoint.formats import DTYPE_BYTES as STATE_BYTES
 from statecache.checkpoint.formats import format_named
+from statecache.engine.spec import engine_named, load
 from statecache.errors import SettingsError, escape_control_chars
 
-__all__ = ["DTYPE_BYTES", "ENGINES", "FAMILIES", "HybridModel", "model_of", "read_model"]
+__all__ = ["DTYPE_BYTES", "FAMILIES", "HybridModel", "model_of", "read_model", "sizing_of"]
 
-ENGINES = ("sglang", "vllm")
 STATE_DTYPES = ("float32", "bfloat16", "float16")
 DTYPE_BYTES = {**{name: STATE_BYTES[name] for name in STATE_DTYPES}, "fp8": 1}
 
@@ -22,7 +22,8 @@ DTYPE_BYTES = {**{name: STATE_BYTES[name] for name in STATE_DTYPES}, "fp8": 1}
 class HybridModel(msgspec.Struct, frozen=True, kw_only=True):
     """Shapes for one tensor-parallel rank; `temporal` is heads, d_v, d_k of one layer.
 
-    `named_state_dtype` is the type of the temporal state that the file asks for, by engine.
+    `named_state_dtype` is the type of the temporal state that the file asks for, by the key that
+    asks for it: engines read different ones.
     """
 
     family: str
@@ -37,14 +38,10 @@ class HybridModel(msgspec.Struct, frozen=True, kw_only=True):
     def state_dtypes(self, engine: str, asked: str | None = None) -> tuple[str, str]:
         """Return the types of the convolution and the temporal state in `engine` on a GPU.
 
-        SGLang 0.5.23 keeps bfloat16 and, unless the model says otherwise, float32; vLLM 0.32 the
-        model's own type for both, but float32 for Nemotron-H and Kimi-Linear.
+        By the engine's own rules, unless the type of the temporal state is `asked` for.
         """
-        named = asked or self.named_state_dtype.get(engine)
-        if engine == "sglang":
-            return "bfloat16", named or "float32"
-        exact = self.family in ("nemotron_h", "kimi_linear")
-        return self.dtype, named or ("float32" if exact else self.dtype)
+        found: tuple[str, str] = sizing_of(engine).state_dtypes(self, asked)
+        return found
 
     def layer_state_bytes(self, engine: str, asked: str | None = None) -> int:
         """Return the bytes of the state of one layer."""
@@ -66,16 +63,13 @@ class HybridModel(msgspec.Struct, frozen=True, kw_only=True):
         """Return the bytes of the KV of a token, all layers; by default in the model's type."""
         return self.attention_layers * self.kv_values * DTYPE_BYTES[dtype or self.dtype]
 
-    def vllm_block_tokens(
-        self, least: int = 16, kv: str | None = None, asked: str | None = None
-    ) -> int:
-        """Return the tokens of a block of vLLM, which makes it as large as a layer's state.
 
-        It is a multiple of `least`, which the attention kernels choose, and of 128 with latent KV.
-        """
-        step = max(least, 128) if self.family == "kimi_linear" else least
-        token = self.kv_values * DTYPE_BYTES[kv or self.dtype]
-        return -(-self.layer_state_bytes("vllm", asked) // (step * token)) * step
+def sizing_of(engine: str) -> Any:
+    """Return the class that divides memory for an engine. Raises `SettingsError` without one."""
+    spec = engine_named(engine)
+    if spec.sizing is None:
+        raise SettingsError(f"--engine: memory cannot be planned for {spec.title} yet")
+    return load(spec.sizing)
 
 
 class _Config:
@@ -167,9 +161,8 @@ def _gdn(config: _Config) -> HybridModel:
         config.number("linear_conv_kernel_dim"),
     )
     named = _named(config, "mamba_ssm_dtype")
-    by_engine = {"sglang": named, "vllm": named if config.family == "qwen3_5" else None}
     kv = config.kv_values(config.head_dim("head_dim"))
-    return _model(config, states, attention, conv, temporal, kv, by_engine)
+    return _model(config, states, attention, conv, temporal, kv, named)
 
 
 def _kimi_linear(config: _Config) -> HybridModel:
@@ -207,10 +200,7 @@ def _nemotron_h(config: _Config) -> HybridModel:
         config.number("ssm_state_size"),
         config.number("conv_kernel"),
     )
-    named = {
-        "sglang": _named(config, "mamba_ssm_dtype"),
-        "vllm": _named(config, "mamba_ssm_cache_dtype"),
-    }
+    named = _named(config, "mamba_ssm_dtype", "mamba_ssm_cache_dtype")
     kv = config.kv_values(config.head_dim("head_dim", "attention_head_dim"))
     return _model(config, states, attention, conv, temporal, kv, named)
 
@@ -232,7 +222,7 @@ def _falcon_h1(config: _Config) -> HybridModel:
     else:
         inner = config.number("mamba_expand") * config.number("hidden_size")
     conv, temporal = _mamba_keys(config, inner)
-    named = {"sglang": _named(config, "mamba_ssm_dtype")}
+    named = _named(config, "mamba_ssm_dtype")
     kv = config.kv_values(config.head_dim("head_dim"))
     return _model(config, layers, layers, conv, temporal, kv, named)
 
@@ -311,11 +301,13 @@ def _load(path: Path) -> tuple[dict[str, Any], str]:
         ) from error
 
 
-def _named(config: _Config, name: str) -> str | None:
-    value = config.get(name)
-    if value is None or (isinstance(value, str) and value in STATE_DTYPES):
-        return value
-    raise config.error(f"{name} is {value!r}: use {', '.join(STATE_DTYPES)}")
+def _named(config: _Config, *names: str) -> dict[str, str | None]:
+    """Return the type of the temporal state that each of these keys names."""
+    found = {name: config.get(name) for name in names}
+    for name, value in found.items():
+        if value is not None and not (isinstance(value, str) and value in STATE_DTYPES):
+            raise config.error(f"{name} is {value!r}: use {', '.join(STATE_DTYPES)}")
+    return found
 
 
 def _model(

@@ -20,6 +20,7 @@ from statecache.replay.prefix_tree import PrefixTree
 from statecache.sizing.model_config import read_model
 from statecache.sizing.splits import Demand, rated_splits
 from statecache_vllm import adapter
+from statecache_vllm.sizing import block_tokens
 from support.model_configs import PUBLISHED
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -144,9 +145,9 @@ def test_the_block_is_as_large_as_vllm_makes_it(model):
     ).create_engine_config()
     ours = read_model(model)
     assert ours.layer_state_bytes("vllm", "float32") == 68_608
-    assert ours.vllm_block_tokens(32, None, "float32") == 64
+    assert block_tokens(ours, 32, None, "float32") == 64
     least = config.cache_config.block_size
-    assert least == ours.vllm_block_tokens(least, None, "float32")
+    assert least == block_tokens(ours, least, None, "float32")
 
 
 def test_vllm_knows_the_flags_that_are_named(tmp_path):
@@ -173,4 +174,4 @@ def test_vllm_knows_the_flags_that_are_named(tmp_path):
         assert found.kv_cache_plugin == "statecache"
         kept = None if split.kept_slots is None else f"{split.kept_slots}"
         assert found.statecache_checkpoint_slots == kept
-        assert bool(found.statecache_int8) == (split.states == "int8")
+        assert (found.statecache_checkpoints or "shared") == split.states

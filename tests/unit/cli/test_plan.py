@@ -175,7 +175,8 @@ def test_the_table_marks_the_best_and_names_its_flags(folder):
     kept = marked[0].split()[6].replace(",", "")
     assert lines[-1] == (
         "best for sglang: --kv-cache-plugin statecache --max-running-requests 4"
-        f" --max-mamba-cache-size 20 --statecache-int8 --statecache-int8-slots {kept}"
+        " --max-mamba-cache-size 20 --statecache-checkpoints int8"
+        f" --statecache-checkpoint-slots {kept}"
     )
 
 

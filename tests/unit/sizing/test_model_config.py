@@ -7,6 +7,7 @@ import pytest
 
 from statecache.errors import SettingsError
 from statecache.sizing.model_config import HybridModel, read_model
+from statecache_vllm.sizing import block_tokens
 from support.model_configs import (
     FALCON_H1_1_5B,
     GRANITE_4_TINY,
@@ -45,8 +46,8 @@ def test_qwen3_next_to_the_byte(tmp_path):
     assert model.kv_token_bytes() == 12 * 2 * 2 * 256 * 2 == 24_576
     assert model.kv_token_bytes("fp8") == 12_288
     # 1,097,728 bytes a layer, 2,048 bytes of KV a token and layer: 536 tokens at least.
-    assert model.vllm_block_tokens(16) == 544
-    assert model.vllm_block_tokens(16, None, "float32") == 1_056  # 1,048 of 2,146,304 bytes
+    assert block_tokens(model, 16) == 544
+    assert block_tokens(model, 16, None, "float32") == 1_056  # 1,048 of 2,146,304 bytes
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,56 @@
+"""How SGLang divides a GPU's memory, for `statecache plan`."""
+
+from __future__ import annotations
+
+from statecache.index.policies import DEFAULT
+from statecache.replay.kv_residency import kv_timeline
+from statecache.replay.schedule import make_schedule
+from statecache.replay.state_slots import replay
+from statecache.sizing.model_config import HybridModel
+from statecache.sizing.splits import EngineSplits, Split
+from statecache.trace.format import BLOCK_TOKENS
+
+__all__ = ["SglangSplits"]
+
+
+class SglangSplits(EngineSplits):
+    """SGLang: running and kept states share one pool of slots, unless kept ones are in int8."""
+
+    @staticmethod
+    def state_dtypes(model: HybridModel, asked: str | None) -> tuple[str, str]:
+        """SGLang 0.5.23 keeps bfloat16 and, unless the model says otherwise, float32."""
+        return "bfloat16", asked or model.named_state_dtype.get("mamba_ssm_dtype") or "float32"
+
+    def active_bytes(self) -> int:
+        """Return the bytes of the states of running requests."""
+        return (self.active + 1) * self.state  # slot 0 is reserved
+
+    def split(self, kind: str, share: int) -> Split | None:
+        """Return the split with this share; the int8 pool reserves a slot, too."""
+        if kind == "native":
+            return super().split(kind, share)
+        one = self.kept[kind]
+        slots = self.free * share // 100 // one - 1
+        return self.played(kind, share, slots, self.free - (slots + 1) * one) if slots > 0 else None
+
+    def played(self, kind: str, share: int, slots: int, kv_bytes: int) -> Split | None:
+        """Play the split: KV by tokens, the index rules the slots."""
+        tokens = self.kv_tokens(kv_bytes)
+        if tokens < BLOCK_TOKENS:
+            return None
+        kv = kv_timeline(self.tree, tokens)
+        row = replay(
+            make_schedule(self.tree, kv, "dense", self.demand.chunk_tokens), DEFAULT, slots
+        )
+        demand = self.demand
+        flags = [f"--max-running-requests {demand.running}"]
+        if kind == "native":
+            flags.append(f"--max-mamba-cache-size {self.active + slots}")
+        else:
+            flags.append(f"--max-mamba-cache-size {self.active}")
+            flags.append(f"--statecache-checkpoints {kind} --statecache-checkpoint-slots {slots}")
+        flags += [f"--page-size {demand.block_tokens}"] if demand.block_tokens else []
+        flags += [f"--tp-size {demand.ranks}"] if demand.ranks > 1 else []
+        flags += ["--kv-cache-dtype fp8_e4m3"] if demand.kv_dtype == "fp8" else []
+        flags += [f"--mamba-ssm-dtype {demand.state_dtype}"] if demand.state_dtype else []
+        return self.made(kind, share, slots, kv_bytes, row.hit_tokens, row.rejected, flags)
