@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import torch
 
-from statecache.checkpoint.ops import Copies, native_copies, plain_copies
+from statecache.checkpoint.ops import CheckpointOps, native_ops, plain_ops
 from statecache.checkpoint.reference import scale_dtype
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -43,10 +43,10 @@ class Case:
         self._from = torch.ones(self.bytes_moved // 2, dtype=torch.uint8, device=device)
         self._to = torch.zeros_like(self._from)
 
-    def store(self, copies: Copies) -> None:
+    def store(self, copies: CheckpointOps) -> None:
         copies.store(self.active, self.quantized, self.scale, self.report, self.slots, self.slots)
 
-    def load(self, copies: Copies) -> None:
+    def load(self, copies: CheckpointOps) -> None:
         copies.load(self.quantized, self.scale, self.active, self.slots, self.slots)
 
     def memcpy(self) -> None:
@@ -73,7 +73,7 @@ def spread(values: list[float]) -> str:
 
 def measure(case: Case, runs: int) -> list[dict[str, float]]:
     """Return the seconds of each contender, by turns; the first turn only warms up."""
-    native, plain = native_copies(), plain_copies()
+    native, plain = native_ops(), plain_ops()
     calls: dict[str, Callable[[], None]] = {
         "memcpy": case.memcpy,
         "store": lambda: case.store(native),

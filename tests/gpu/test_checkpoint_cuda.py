@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from statecache.checkpoint.ops import copies_for, plain_copies
+from statecache.checkpoint.ops import ops_for, plain_ops
 from statecache.checkpoint.pool import ActiveState, CheckpointPool
 from support.checkpoint_cases import (
     DTYPES,
@@ -29,7 +29,7 @@ def on_gpu(tensors):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_agrees_with_the_reference(shape, dtype):
-    copies = copies_for("cuda")
+    copies = ops_for("cuda")
     assert copies.name == "native"
     active = make_state((LAYERS, SLOTS, *shape), dtype)
     active[1, 2, 0, 3, 5] = float("nan")
@@ -38,7 +38,7 @@ def test_agrees_with_the_reference(shape, dtype):
     got = on_gpu(expected)
     expected_report = torch.zeros(6, dtype=torch.int32)
     report = expected_report.cuda()
-    plain_copies().store([active], *expected, expected_report, active_slots, slots)
+    plain_ops().store([active], *expected, expected_report, active_slots, slots)
     copies.store([active.cuda()], *got, report, active_slots.cuda(), slots.cuda())
     assert report.tolist() == expected_report.tolist() == [1, 0, 1, 0, 3, 0]
     finite = [slot for slot in range(7) if slot != 2]
@@ -46,7 +46,7 @@ def test_agrees_with_the_reference(shape, dtype):
         assert same_bits(ours.cpu()[:, finite], theirs[:, finite])
     back, expected_back = torch.full_like(active, 7).cuda(), torch.full_like(active, 7)
     slots[4] = -1
-    plain_copies().load(*expected, [expected_back], slots, active_slots)
+    plain_ops().load(*expected, [expected_back], slots, active_slots)
     copies.load(*got, [back], slots.cuda(), active_slots.cuda())
     assert same_bits(back.cpu(), expected_back)
 
@@ -58,8 +58,8 @@ def test_many_random_floats_agree():
     expected = pool_tensors(4, 8, 4, 256, 256, torch.float32)
     got = on_gpu(expected)
     report = torch.zeros(8, dtype=torch.int32)
-    plain_copies().store([active], *expected, report.clone(), slots, slots)
-    copies_for("cuda").store([active.cuda()], *got, report.cuda(), slots.cuda(), slots.cuda())
+    plain_ops().store([active], *expected, report.clone(), slots, slots)
+    ops_for("cuda").store([active.cuda()], *got, report.cuda(), slots.cuda(), slots.cuda())
     assert all(same_bits(a.cpu(), b) for a, b in zip(got, expected, strict=True))
 
 
@@ -70,13 +70,13 @@ def test_rows_move_bit_for_bit(dtype, row):
     expected = torch.zeros(3, 7, *row, dtype=dtype)
     got = expected.cuda()
     active_slots, slots = torch.tensor(ACTIVE_SLOTS), torch.tensor(CHECKPOINT_SLOTS)
-    plain_copies().move(source, expected, active_slots, slots, 1)
-    copies_for("cuda").move(source.cuda(), got, active_slots.cuda(), slots.cuda(), 1)
+    plain_ops().move(source, expected, active_slots, slots, 1)
+    ops_for("cuda").move(source.cuda(), got, active_slots.cuda(), slots.cuda(), 1)
     assert torch.equal(got.cpu(), expected)
 
 
 def test_a_graph_captures_store_and_load():
-    copies = copies_for("cuda")
+    copies = ops_for("cuda")
     active = make_state((LAYERS, SLOTS, 2, 128, 128), torch.bfloat16).cuda()
     back = torch.zeros_like(active)
     tensors = on_gpu(pool_tensors(LAYERS, SLOTS, 2, 128, 128, torch.bfloat16))

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from statecache.checkpoint import reference
-from statecache.checkpoint.ops import native_copies
+from statecache.checkpoint.ops import native_ops
 from support.checkpoint_cases import BOUND, is_close, step_of
 
 CYCLES = 12
@@ -19,9 +19,9 @@ def round_trip(state):
     scale_type = reference.scale_dtype(state.dtype)
     scale = torch.zeros(1, 1, state.shape[0], 1, state.shape[2], dtype=scale_type)
     report, slot = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
-    native_copies().store([active], levels, scale, report, slot, slot)
+    native_ops().store([active], levels, scale, report, slot, slot)
     assert report.item() == reference.STORED
-    native_copies().load(levels, scale, [active], slot, slot)
+    native_ops().load(levels, scale, [active], slot, slot)
     return active[0, 0], step_of(state)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from statecache.checkpoint.ops import Copies
+    from statecache.checkpoint.ops import CheckpointOps
 
 __all__ = ["DTYPE_BYTES", "FORMATS", "Format", "TemporalPart", "format_named"]
 
@@ -33,7 +33,8 @@ class TemporalPart:
 
 
 StoreTemporal = Callable[
-    ["Copies", Sequence["Tensor"], Mapping[str, "Tensor"], "Tensor", "Tensor", "Tensor"], None
+    ["CheckpointOps", Sequence["Tensor"], Mapping[str, "Tensor"], "Tensor", "Tensor", "Tensor"],
+    None,
 ]
 """`(copies, temporals, kept, report, sources, targets)`.
 
@@ -41,7 +42,7 @@ StoreTemporal = Callable[
 for each layer; `kept` are the pool's tensors by name.
 """
 LoadTemporal = Callable[
-    ["Copies", Sequence["Tensor"], Mapping[str, "Tensor"], "Tensor", "Tensor"], None
+    ["CheckpointOps", Sequence["Tensor"], Mapping[str, "Tensor"], "Tensor", "Tensor"], None
 ]
 """`(copies, temporals, kept, sources, targets)`: the way back."""
 
@@ -77,7 +78,7 @@ def _native_parts(shape: Shape, dtype: str) -> tuple[TemporalPart, ...]:
 
 
 def _native_store(
-    copies: Copies,
+    copies: CheckpointOps,
     temporals: Sequence[Tensor],
     kept: Mapping[str, Tensor],
     report: Tensor,
@@ -90,7 +91,7 @@ def _native_store(
 
 
 def _native_load(
-    copies: Copies,
+    copies: CheckpointOps,
     temporals: Sequence[Tensor],
     kept: Mapping[str, Tensor],
     sources: Tensor,
@@ -120,7 +121,7 @@ def _int8_parts(shape: Shape, dtype: str) -> tuple[TemporalPart, ...]:
 
 
 def _int8_store(
-    copies: Copies,
+    copies: CheckpointOps,
     temporals: Sequence[Tensor],
     kept: Mapping[str, Tensor],
     report: Tensor,
@@ -131,7 +132,7 @@ def _int8_store(
 
 
 def _int8_load(
-    copies: Copies,
+    copies: CheckpointOps,
     temporals: Sequence[Tensor],
     kept: Mapping[str, Tensor],
     sources: Tensor,

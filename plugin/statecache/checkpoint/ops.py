@@ -32,7 +32,7 @@ from torch import Tensor
 from statecache.checkpoint import reference
 from statecache.checkpoint.reference import NON_FINITE, STORED
 
-__all__ = ["NON_FINITE", "STORED", "Copies", "copies_for", "native_copies", "plain_copies"]
+__all__ = ["NON_FINITE", "STORED", "CheckpointOps", "ops_for", "native_ops", "plain_ops"]
 
 _OLDEST_CAPABILITY = (8, 0)
 _AGAIN = (
@@ -48,7 +48,7 @@ MoveCopy = Callable[[Tensor, Tensor, Tensor, Tensor, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class CheckpointOps:
     """One way to copy.
 
     `store(active, quantized, scale, report, active_slots, slots)` quantises active states;
@@ -64,38 +64,38 @@ class Copies:
 
 
 @cache
-def plain_copies() -> Copies:
+def plain_ops() -> CheckpointOps:
     """Return the copies made of plain torch operators."""
-    return Copies("torch", reference.store, reference.load, reference.move)
+    return CheckpointOps("torch", reference.store, reference.load, reference.move)
 
 
 @cache
-def native_copies() -> Copies:
+def native_ops() -> CheckpointOps:
     """Return the native copies; `ImportError` says why there are none."""
     _operators()
     ops = torch.ops.statecache
-    return Copies("native", ops.checkpoint_store, ops.checkpoint_load, ops.checkpoint_move)
+    return CheckpointOps("native", ops.checkpoint_store, ops.checkpoint_load, ops.checkpoint_move)
 
 
 @cache
-def copies_for(device: str) -> Copies:
+def ops_for(device: str) -> CheckpointOps:
     """Return the fastest copies for a device, and log once if those are the plain ones."""
     try:
         with_cuda = _operators()
     except ImportError as error:
         _log.warning("statecache: %s; using plain torch operators, which are far slower", error)
-        return plain_copies()
+        return plain_ops()
     kind = torch.device(device).type
     why = f"it was built without checkpoint kernels for {kind}"
     if kind == "cpu":
-        return native_copies()
+        return native_ops()
     if kind == "cuda" and with_cuda:
         capability = torch.cuda.get_device_capability(device)
         if capability >= _OLDEST_CAPABILITY:
-            return native_copies()
+            return native_ops()
         why = f"its checkpoint kernels need compute capability 8.0, not {capability}"
     _log.warning("statecache: %s; using plain torch operators, which are far slower", why)
-    return plain_copies()
+    return plain_ops()
 
 
 @cache

@@ -21,8 +21,8 @@ from statecache.checkpoint.layout import (
     pool_parts,
     slot_total,
 )
-from statecache.checkpoint.ops import STORED, Copies, copies_for
-from statecache.checkpoint.stream_order import CopyOrder
+from statecache.checkpoint.ops import STORED, CheckpointOps, ops_for
+from statecache.checkpoint.stream_order import StreamOrdering
 
 __all__ = [
     "ActiveState",
@@ -137,7 +137,7 @@ class CheckpointPool:
         mode: str = "int8",
         reserve_slot_zero: bool = False,
         free_bytes: int | None = None,
-        copies: Copies | None = None,
+        copies: CheckpointOps | None = None,
     ) -> None:
         self._total = slot_total(slots, reserve_slot_zero=reserve_slot_zero)
         self._first = int(reserve_slot_zero)
@@ -148,8 +148,8 @@ class CheckpointPool:
         self._require_memory(slots, free_bytes)
         self._format = format_named(mode)
         self._signature = layout.signature
-        self._copies = copies or copies_for(str(self._device))
-        self._order = CopyOrder(self._device)
+        self._copies = copies or ops_for(str(self._device))
+        self._order = StreamOrdering(self._device)
         self._order.begin()
         self._tensors = {
             part.name: torch.zeros(part.shape(self._total), dtype=part.dtype, device=self._device)

@@ -46,7 +46,7 @@ def store(
     active_slots: Tensor,
     slots: Tensor,
 ) -> None:
-    """See `checkpoint_copies.Copies.store`."""
+    """See `ops.CheckpointOps.store`."""
     if quantized.numel() == 0:
         return
     listed = _valid(active_slots, _slot_count(active), slots, quantized.shape[1])
@@ -66,7 +66,7 @@ def load(
     slots: Tensor,
     active_slots: Tensor,
 ) -> None:
-    """See `checkpoint_copies.Copies.load`."""
+    """See `ops.CheckpointOps.load`."""
     listed = _valid(slots, quantized.shape[1], active_slots, _slot_count(active))
     sources, targets = slots[listed], active_slots[listed]
     states = dequantize(quantized[:, sources], scale[:, sources], active[0].dtype)
@@ -80,7 +80,7 @@ def load(
 def move(
     source: Tensor, target: Tensor, source_slots: Tensor, target_slots: Tensor, slot_dim: int
 ) -> None:
-    """See `checkpoint_copies.Copies.move`."""
+    """See `ops.CheckpointOps.move`."""
     listed = _valid(source_slots, source.shape[slot_dim], target_slots, target.shape[slot_dim])
     rows = source.index_select(slot_dim, source_slots[listed])
     target.index_copy_(slot_dim, target_slots[listed], rows)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["CopyOrder"]
+__all__ = ["StreamOrdering"]
 
 
-class CopyOrder:
+class StreamOrdering:
     """Makes each copy of a pool wait, on the device, for the copy before it.
 
     On devices other than CUDA copies are done when a call returns, and nothing happens here.

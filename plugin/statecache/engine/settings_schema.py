@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 # The native index is imported where it is used: without it a server must still start.
+from statecache.checkpoint.formats import FORMATS
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.index.policies import ENGINE, policy_names
 
@@ -37,7 +38,7 @@ __all__ = [
 PLUGINS = ("statecache",)
 ADMISSIONS = ("engine", "branch-points", "dense")
 BLOCK_POLICIES = ("reuse", "stock")
-CHECKPOINTS = ("native", "int8")
+CHECKPOINTS = tuple(FORMATS)
 
 
 class RawSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

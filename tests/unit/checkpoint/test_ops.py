@@ -10,9 +10,9 @@ from statecache.checkpoint import ops as checkpoint_copies
 from statecache.checkpoint.ops import (
     NON_FINITE,
     STORED,
-    copies_for,
-    native_copies,
-    plain_copies,
+    native_ops,
+    ops_for,
+    plain_ops,
 )
 from support.checkpoint_cases import DTYPES, LAYERS, SLOTS, make_state, pool_tensors, same_bits
 
@@ -45,7 +45,7 @@ def store(copies, active, tensors, active_slots, slots):
 def test_store_and_load_agree_with_the_reference(shape, dtype):
     active = [make_state((LAYERS, SLOTS, *shape), dtype)]
     results = []
-    for copies in (native_copies(), plain_copies()):
+    for copies in (native_ops(), plain_ops()):
         tensors = pool_tensors(LAYERS, 7, *shape, dtype, fill=77)
         assert store(copies, active, tensors, ACTIVE_SLOTS, CHECKPOINT_SLOTS) == EXPECTED_REPORT
         back = [torch.full_like(active[0], 7)]
@@ -65,15 +65,15 @@ def test_layers_apart_and_gaps_between_heads_slots_and_layers(dtype):
     strided = wide[:2, :, ::2]
     apart = [wide[0][:, ::2], wide[1][:, ::2]]
     expected = pool_tensors(LAYERS, 7, *shape, dtype)
-    store(plain_copies(), [strided.contiguous()], expected, ACTIVE_SLOTS, CHECKPOINT_SLOTS)
+    store(plain_ops(), [strided.contiguous()], expected, ACTIVE_SLOTS, CHECKPOINT_SLOTS)
     for active in ([strided], apart):
         got = pool_tensors(LAYERS, 7, *shape, dtype)
-        store(native_copies(), active, got, ACTIVE_SLOTS, CHECKPOINT_SLOTS)
+        store(native_ops(), active, got, ACTIVE_SLOTS, CHECKPOINT_SLOTS)
         assert all(map(same_bits, got, expected))
     before = wide.clone()
     for active in ([strided], apart):
         wide.zero_()
-        native_copies().load(
+        native_ops().load(
             *expected, active, torch.tensor(CHECKPOINT_SLOTS), torch.tensor(ACTIVE_SLOTS)
         )
         assert wide[:2, :, 1::2].abs().sum() == 0  # the heads between are not ours
@@ -85,8 +85,8 @@ def test_layers_apart_and_gaps_between_heads_slots_and_layers(dtype):
 def test_more_layers_than_one_launch_takes():
     active = [make_state((1, 1, 8, 8), torch.bfloat16, seed=layer) for layer in range(131)]
     got, expected = (pool_tensors(131, 1, 1, 8, 8, torch.bfloat16) for _ in range(2))
-    store(native_copies(), active, got, [0], [0])
-    store(plain_copies(), active, expected, [0], [0])
+    store(native_ops(), active, got, [0], [0])
+    store(plain_ops(), active, expected, [0], [0])
     assert all(map(same_bits, got, expected))
 
 
@@ -95,7 +95,7 @@ def test_more_layers_than_one_launch_takes():
 def test_what_is_not_finite_is_reported(dtype, bad):
     active = torch.ones(LAYERS, SLOTS, 2, 16, 24, dtype=dtype)
     active[1, 2, 1, 15, 23] = bad
-    for copies in (native_copies(), plain_copies()):
+    for copies in (native_ops(), plain_ops()):
         tensors = pool_tensors(LAYERS, 7, 2, 16, 24, dtype)
         report = store(copies, [active], tensors, [1, 2, 3], [0, 1, 2])
         assert report == [STORED, STORED | NON_FINITE, STORED]
@@ -106,7 +106,7 @@ def test_the_largest_values_never_come_back_infinite_without_a_report(dtype):
     largest = torch.finfo(dtype).max
     active = torch.full((1, 1, 1, 8, 8), largest, dtype=dtype)
     active[..., 1] = -largest / 2
-    for copies in (native_copies(), plain_copies()):
+    for copies in (native_ops(), plain_ops()):
         tensors = pool_tensors(1, 1, 1, 8, 8, dtype)
         report = store(copies, [active], tensors, [0], [0])
         back = torch.zeros_like(active)
@@ -121,10 +121,10 @@ def test_the_largest_values_never_come_back_infinite_without_a_report(dtype):
 def test_empty_lists_and_no_layers_do_nothing():
     tensors = pool_tensors(1, 2, 1, 8, 8, torch.float32, fill=5)
     active = [torch.ones(1, 2, 1, 8, 8)]
-    assert store(native_copies(), active, tensors, [], []) == []
+    assert store(native_ops(), active, tensors, [], []) == []
     assert (tensors[0] == 5).all()
     none = pool_tensors(0, 2, 1, 8, 8, torch.float32)
-    assert store(native_copies(), [torch.ones(0, 2, 1, 8, 8)], none, [0], [0]) == [0]
+    assert store(native_ops(), [torch.ones(0, 2, 1, 8, 8)], none, [0], [0]) == [0]
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.int64])
@@ -135,7 +135,7 @@ def test_rows_move_bit_for_bit(dtype, row, slot_dim):
     generator = torch.Generator().manual_seed(1)
     source = torch.randint(0, 256, (*layers, SLOTS, *row), generator=generator).to(dtype)
     results = []
-    for copies in (native_copies(), plain_copies()):
+    for copies in (native_ops(), plain_ops()):
         target = torch.full((*layers, 7, *row), 3, dtype=dtype)
         copies.move(
             source, target, torch.tensor(ACTIVE_SLOTS), torch.tensor(CHECKPOINT_SLOTS), slot_dim
@@ -149,7 +149,7 @@ def test_rows_move_bit_for_bit(dtype, row, slot_dim):
 def test_arguments_that_do_not_fit_are_refused():
     active = torch.ones(1, 2, 1, 8, 8)
     quantized, scale = pool_tensors(1, 2, 1, 8, 8, torch.float32)
-    copies = native_copies()
+    copies = native_ops()
     for bad_active, bad_quantized, bad_scale, reason in [
         (active.double(), quantized, scale, "float32, float16 or bfloat16"),
         (active.bfloat16(), quantized, scale, "scales do not fit"),
@@ -212,12 +212,12 @@ def test_a_store_that_would_leave_its_tensors_is_refused(bad, reason):
     good = argument_sets()
     arguments = good | bad
     with pytest.raises(RuntimeError, match=reason):
-        native_copies().store(*arguments.values())
+        native_ops().store(*arguments.values())
     assert good["quantized"].abs().sum() == 0
     if "report" in bad:
         return
     with pytest.raises(RuntimeError, match=reason):
-        native_copies().load(
+        native_ops().load(
             arguments["quantized"],
             arguments["scale"],
             arguments["active"],
@@ -245,18 +245,18 @@ BAD_MOVES = [
 def test_a_move_that_would_leave_its_tensors_is_refused(target, target_slots, slot_dim, reason):
     source = torch.ones(2, 3, 4)
     with pytest.raises(RuntimeError, match=reason):
-        native_copies().move(source, target, vector([0, 1]), target_slots, slot_dim)
+        native_ops().move(source, target, vector([0, 1]), target_slots, slot_dim)
     assert target.abs().sum() == 0
 
 
 def test_a_move_from_rows_with_gaps_is_refused():
     source, target = torch.ones(2, 3, 8)[..., ::2], torch.zeros(2, 3, 4)
     with pytest.raises(RuntimeError, match="without gaps"):
-        native_copies().move(source, target, vector([0]), vector([0]), 1)
+        native_ops().move(source, target, vector([0]), vector([0]), 1)
 
 
 def test_slots_beyond_their_pool_are_skipped():
-    for copies in (native_copies(), plain_copies()):
+    for copies in (native_ops(), plain_ops()):
         active = [torch.ones(1, 2, 1, 8, 8)]
         tensors = pool_tensors(1, 2, 1, 8, 8, torch.float32)
         assert store(copies, active, tensors, [2, 0, 1], [0, 9, 1]) == [0, 0, STORED]
@@ -274,7 +274,7 @@ def test_a_meta_tensor_among_others_is_refused(name):
     value = arguments[name]
     arguments[name] = [value[0].to("meta")] if isinstance(value, list) else value.to("meta")
     with pytest.raises(RuntimeError, match="lie on cpu, meta"):
-        native_copies().store(*arguments.values())
+        native_ops().store(*arguments.values())
 
 
 @pytest.mark.parametrize("empty", ["layers", "heads", "listed"])
@@ -282,13 +282,13 @@ def test_nothing_to_store_is_reported_as_not_stored(empty):
     layers, heads = int(empty != "layers"), int(empty != "heads")
     listed = [] if empty == "listed" else [0]
     active = [torch.ones(layers, 2, heads, 8, 8)]
-    for copies in (native_copies(), plain_copies()):
+    for copies in (native_ops(), plain_ops()):
         tensors = pool_tensors(layers, 2, heads, 8, 8, torch.float32)
         assert store(copies, active, tensors, listed, listed) == [0] * len(listed)
 
 
 def test_torch_traces_through_the_copies():
-    native_copies()
+    native_ops()
     quantized, scale = pool_tensors(1, 2, 1, 8, 8, torch.float32)
     report = torch.zeros(1, dtype=torch.int32)
     slots = torch.tensor([1])
@@ -313,10 +313,10 @@ def test_without_the_native_copies_the_loader_says_why_and_uses_plain_torch():
 import logging, sys
 sys.modules["statecache._checkpoint_ops"] = None
 logging.basicConfig(format="%(levelname)s %(message)s")
-from statecache.checkpoint.ops import copies_for, native_copies
-print(copies_for("cpu").name, copies_for("cpu").name)
+from statecache.checkpoint.ops import ops_for, native_ops
+print(ops_for("cpu").name, ops_for("cpu").name)
 try:
-    native_copies()
+    native_ops()
 except ImportError as error:
     print(error)
 """
@@ -342,9 +342,9 @@ class Broken:
         pass
 
 sys.meta_path.insert(0, Broken())
-from statecache.checkpoint.ops import native_copies
+from statecache.checkpoint.ops import native_ops
 try:
-    native_copies()
+    native_ops()
 except ImportError as error:
     print(error)
 """
@@ -361,11 +361,11 @@ except ImportError as error:
 def test_gpus_that_are_too_old_use_plain_torch(capability, native, monkeypatch, caplog):
     monkeypatch.setattr(checkpoint_copies, "_operators", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    copies = copies_for.__wrapped__("cuda:1")
+    copies = ops_for.__wrapped__("cuda:1")
     assert copies.name == ("native" if native else "torch")
     assert ("need compute capability 8.0, not (7, 5)" in caplog.text) != native
 
 
 def test_a_device_without_a_kernel_uses_plain_torch(caplog):
-    assert copies_for("xpu") is plain_copies()
+    assert ops_for("xpu") is plain_ops()
     assert "without checkpoint kernels for xpu" in caplog.text

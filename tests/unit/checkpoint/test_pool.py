@@ -1,52 +1,18 @@
 """The checkpoint pool: what it keeps, what it refuses, how many bytes it takes."""
 
-from contextlib import nullcontext
-from dataclasses import replace
-
 import pytest
 import torch
 
-from statecache.checkpoint import pool as checkpoint_pool
 from statecache.checkpoint.formats import FORMATS
-from statecache.checkpoint.ops import native_copies, plain_copies
+from statecache.checkpoint.ops import native_ops, plain_ops
 from statecache.checkpoint.pool import (
     ActiveState,
     CheckpointPool,
     PoolDoesNotFitError,
-    SideState,
     estimate_bytes,
 )
-from support.checkpoint_cases import DTYPES, check_a_pool, is_close, make_state, same_bits
-
-L, S, H, V, K = 3, 6, 2, 16, 24
-
-
-def make_active(dtype=torch.bfloat16, *, apart=False, seed=0):
-    temporal = make_state((L, S, H, V, K), dtype, seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    conv = torch.randn(L, S, 10, 3, generator=generator).to(torch.bfloat16)
-    side = {
-        "layered": SideState(torch.randint(0, 9, (2, S, 5), generator=generator), 1),
-        "flat": SideState(torch.randint(0, 255, (S, 3), dtype=torch.uint8), 0),
-    }
-    if apart:
-        return ActiveState(list(temporal.unbind()), list(conv.unbind()), side)
-    return ActiveState(temporal, [conv], side)
-
-
-def zeros_like(active):
-    temporal = active.temporal
-    if isinstance(temporal, torch.Tensor):
-        temporal = torch.zeros_like(temporal)
-    else:
-        temporal = [torch.zeros_like(layer) for layer in temporal]
-    conv = [torch.zeros_like(tensor) for tensor in active.conv]
-    side = {n: replace(s, tensor=torch.zeros_like(s.tensor)) for n, s in active.side.items()}
-    return ActiveState(temporal, conv, side)
-
-
-def exact_rows(active, slot):
-    return [s.tensor.select(s.slot_dim, slot) for s in active.exact().values()]
+from support.checkpoint_cases import DTYPES, check_a_pool, is_close, same_bits
+from support.pool_states import S, exact_rows, lifecycle_pool, make_active, zeros_like
 
 
 @pytest.mark.parametrize("mode", FORMATS)
@@ -134,15 +100,6 @@ def test_the_reserved_slot_is_never_given():
     assert pool.alloc(2) == [1, 2]
 
 
-def lifecycle_pool():
-    """Slot 0 stored, 1 allocated, 2 and 3 free."""
-    active = make_active()
-    pool = CheckpointPool(active, 4)
-    pool.alloc(2)
-    assert pool.store(active, [0], [0]).refused() == ()
-    return active, pool
-
-
 WRONG_CALLS = [
     (lambda p, _: p.free([2]), "free slot 2: it is not allocated"),
     (lambda p, _: p.free([0, 0]), "free slot 0 twice"),
@@ -194,7 +151,7 @@ def test_a_freed_slot_forgets_its_state():
         pool.load([0], active, [0])
 
 
-@pytest.mark.parametrize("copies", [None, plain_copies()])
+@pytest.mark.parametrize("copies", [None, plain_ops()])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_state_that_is_not_finite_is_not_kept(bad, copies):
     active = make_active()
@@ -260,7 +217,7 @@ def test_negative_entries_are_skipped(mode):
 
 
 @pytest.mark.parametrize("mode", FORMATS)
-@pytest.mark.parametrize("copies", [native_copies(), plain_copies()])
+@pytest.mark.parametrize("copies", [native_ops(), plain_ops()])
 @pytest.mark.parametrize("skipped", [-1, S, 99])
 @pytest.mark.parametrize("read", [False, True])
 def test_what_a_tensor_skips_is_left_as_it_is(mode, copies, skipped, read):
@@ -297,260 +254,3 @@ def test_a_refused_state_below_a_skipped_store_is_not_kept():
         pool.store(active, torch.tensor([-1]), [slot])
     assert first.refused() == (slot,)
     assert pool.available == 1
-
-
-def test_empty_lists():
-    active = make_active()
-    pool = CheckpointPool(active, 1)
-    assert pool.alloc(0) == []
-    assert pool.store(active, [], []).refused() == ()
-    pool.load([], active, [])
-    pool.free([])
-    assert pool.available == 1
-
-
-def test_rows_stored_in_another_order_of_dimensions():
-    temporal = make_state((L, S, H, V, K), torch.float32)
-    conv = torch.randn(L, S, 3, 10).transpose(2, 3)
-    active = ActiveState(temporal, [conv])
-    pool = CheckpointPool(active, 1)
-    slots = pool.alloc(1)
-    pool.store(active, [2], slots)
-    back = zeros_like(active)
-    pool.load(slots, back, [1])
-    assert torch.equal(back.conv[0][:, 1], conv[:, 2])
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda: ActiveState([]), "needs a temporal tensor"),
-        (lambda: ActiveState(torch.zeros(0, 2, 1, 8, 8)), "is empty"),
-        (lambda: ActiveState(torch.zeros(1, 2, 0, 8, 8)), "is empty"),
-        (lambda: ActiveState([torch.zeros(2, 1, 0, 8)]), "is empty"),
-        (lambda: ActiveState(torch.zeros(1, 2, 1, 8, 16)[..., :8]), "matrix has gaps"),
-        (lambda: ActiveState(torch.zeros(1, 2, 1, 8, 8).transpose(3, 4)), "matrix has gaps"),
-        (
-            lambda: ActiveState([torch.zeros(2, 1, 8, 8), torch.zeros(2, 2, 8, 8)[:, :1]]),
-            "differ between layers",
-        ),
-        (
-            lambda: ActiveState([torch.zeros(2, 1, 8, 8), torch.zeros(2, 1, 8, 8, device="meta")]),
-            "differ between layers",
-        ),
-        (
-            lambda: ActiveState(torch.zeros(1, 2, 1, 8, 8), [torch.zeros(1, 2, 3, 4)[..., :2]]),
-            "conv.0: a row with strides",
-        ),
-        (
-            lambda: ActiveState(torch.zeros(1, 2, 1, 8, 8), [torch.zeros(1, 3, 4)]),
-            "conv.0: 3 slots, but the temporal state has 2",
-        ),
-        (
-            lambda: ActiveState(
-                torch.zeros(1, 2, 1, 8, 8), side={"x": SideState(torch.zeros(1, 4), 0)}
-            ),
-            "side.x: 1 slots, but the temporal state has 2",
-        ),
-        (
-            lambda: ActiveState(torch.zeros(1, 2, 1, 8, 8), [torch.zeros(1, 2, 4, device="meta")]),
-            "conv.0 is on meta, not on cpu",
-        ),
-        (lambda: ActiveState(torch.zeros(1, 2, 1, 8, 8, dtype=torch.float64)), "need 5 dimensions"),
-        (lambda: ActiveState([torch.zeros(1, 2, 1, 8, 8)]), "need 4 dimensions"),
-        (lambda: ActiveState([torch.zeros(2, 1, 8, 8), torch.zeros(2, 1, 8, 16)]), "differ"),
-        (lambda: ActiveState(torch.zeros(1, 2, 1, 8, 12)), "multiples of 8"),
-        (lambda: ActiveState(torch.zeros(1, 2, 1, 8, 8), [torch.zeros(2)]), "conv.0: slots"),
-    ],
-)
-def test_an_active_state_that_cannot_be_kept(make, reason):
-    with pytest.raises(ValueError, match=reason):
-        CheckpointPool(make(), 1)
-
-
-def test_bad_modes_and_sizes():
-    with pytest.raises(ValueError, match="unknown checkpoint format 'int4': use native or int8"):
-        CheckpointPool(make_active(), 1, mode="int4")
-    with pytest.raises(ValueError, match="at least 1 slot"):
-        CheckpointPool(make_active(), 0)
-    for slots in (-1, 0):
-        with pytest.raises(ValueError, match="at least 1 slot"):
-            estimate_bytes(make_active(), slots)
-    for make in (CheckpointPool, estimate_bytes):
-        with pytest.raises(TypeError, match="integer"):
-            make(make_active(), 1.5)
-
-
-def test_a_native_pool_needs_heads_without_gaps():
-    active = ActiveState(torch.zeros(1, 2, 4, 8, 8)[:, :, ::2])
-    CheckpointPool(active, 1)
-    with pytest.raises(ValueError, match="a slot's heads has gaps"):
-        CheckpointPool(active, 1, mode="native")
-
-
-def with_gaps(active):
-    """The same state, its matrices with gaps between rows."""
-    wide = torch.zeros(L, S, H, V, 2 * K, dtype=active.temporal.dtype)
-    wide[..., :K] = active.temporal
-    return replace(active, temporal=wide[..., :K])
-
-
-def with_other_slots(active):
-    return replace(active, conv=[torch.cat([conv, conv], 1) for conv in active.conv])
-
-
-def with_rows_transposed(active):
-    conv = [t.transpose(2, 3).contiguous().transpose(2, 3) for t in active.conv]
-    return replace(active, conv=conv)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (with_gaps, "has gaps"),
-        (with_other_slots, "12 slots, but the temporal state has 6"),
-        (with_rows_transposed, "the pool was made for"),
-    ],
-)
-@pytest.mark.parametrize("mode", FORMATS)
-@pytest.mark.parametrize("copies", [native_copies(), plain_copies()])
-def test_a_layout_that_does_not_fit_is_refused_before_anything_moves(change, reason, mode, copies):
-    active = make_active()
-    pool = CheckpointPool(active, 2, mode=mode, copies=copies)
-    slots = pool.alloc(2)
-    pool.store(active, [0, 1], slots)
-    other = change(make_active(seed=7))
-    with pytest.raises(ValueError, match=reason):
-        pool.store(other, [2, 3], slots)
-    target = change(zeros_like(active))
-    with pytest.raises(ValueError, match=reason):
-        pool.load(slots, target, [2, 3])
-    assert all((s.tensor == 0).all() for s in target.exact().values())
-    back = zeros_like(active)
-    pool.load(slots, back, [4, 5])
-    for source, to in ((0, 4), (1, 5)):
-        assert all(map(same_bits, exact_rows(back, to), exact_rows(active, source)))
-        assert is_close(back.temporal[:, to], active.temporal[:, source])
-
-
-@pytest.mark.parametrize("by_tensor", [False, True])
-def test_a_store_that_fails_halfway_leaves_its_slots_empty(by_tensor):
-    active = make_active()
-
-    def fail(*_):
-        raise RuntimeError("the device is gone")
-
-    plain = plain_copies()
-    pool = CheckpointPool(active, 3, copies=replace(plain))
-    slots = pool.alloc(3)
-    pool.store(active, [0, 1, 2], slots)
-    pool._copies = replace(plain, store=fail)
-    sources = torch.tensor([3, 4]) if by_tensor else [3, 4]
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        pool.store(active, sources, slots[:2])
-    pool._copies = plain
-    for slot in slots[:2]:
-        with pytest.raises(ValueError, match="no state is stored in it"):
-            pool.load([slot], active, [5])
-    pool.load([slots[2]], active, [5])
-    pool.free(slots)
-
-
-def test_dimensions_of_size_one_do_not_matter_to_the_order_of_a_row():
-    temporal = make_state((L, S, H, V, K), torch.float32)
-    conv = torch.randn(L, S, 1, 7)
-    active = ActiveState(temporal, [conv])
-    pool = CheckpointPool(active, 1)
-    slots = pool.alloc(1)
-    pool.store(active, [2], slots)
-    odd = torch.zeros(L, S, 7).as_strided((L, S, 1, 7), (S * 7, 7, 1, 1))
-    pool.load(slots, ActiveState(temporal, [odd]), [1])
-    assert torch.equal(odd[:, 1], conv[:, 2])
-
-
-class Device:
-    """Stands in for the streams of a GPU, and keeps what was asked of it."""
-
-    def __init__(self, monkeypatch, capturing=False):
-        self.calls, self.stream = [], "a"
-        for name, stand_in in (
-            ("is_current_stream_capturing", lambda: capturing),
-            ("current_stream", lambda _: Stream(self.stream, self.calls)),
-            ("device", lambda _: nullcontext()),
-        ):
-            monkeypatch.setattr(torch.cuda, name, stand_in)
-
-
-class Stream:
-    def __init__(self, name, calls):
-        self.name, self.calls = name, calls
-
-    def __eq__(self, other):
-        return self.name == other.name
-
-    def __hash__(self):
-        return hash(self.name)
-
-    def wait_event(self, event):
-        self.calls.append((self.name, "waits for", event.on))
-
-    def record_event(self):
-        self.calls.append((self.name, "records"))
-        return Event(self.name, self.calls)
-
-
-class Event:
-    def __init__(self, on, calls):
-        self.on, self.calls = on, calls
-
-    def synchronize(self):
-        self.calls.append(("host waits for", self.on))
-
-
-def test_copies_are_ordered_across_streams(monkeypatch):
-    active = make_active()
-    pool = CheckpointPool(active, 2)
-    slots = pool.alloc(2)
-    device = Device(monkeypatch)
-    pool._order = checkpoint_pool.CopyOrder(torch.device("cuda"))
-    report = pool.store(active, [0, 1], slots)
-    device.stream = "b"
-    assert report.refused() == ()
-    pool.load(slots, active, [2, 3])
-    pool.store(active, [0], slots[:1])
-    device.stream = "a"
-    pool.load(slots, active, [2, 3])
-    assert device.calls == [
-        ("a", "records"),
-        ("host waits for", "a"),
-        ("b", "waits for", "a"),
-        ("b", "records"),
-        ("b", "records"),
-        ("a", "waits for", "b"),
-        ("host waits for", "b"),
-        ("a", "records"),
-    ]
-
-
-def test_a_pool_refuses_to_be_captured(monkeypatch):
-    active, pool = lifecycle_pool()
-    pool._order = checkpoint_pool.CopyOrder(torch.device("cuda"))
-    Device(monkeypatch, capturing=True)
-    kept = active.temporal.clone()
-    for call in (lambda: pool.store(active, [0], [1]), lambda: pool.load([0], active, [1])):
-        with pytest.raises(RuntimeError, match="while a CUDA graph is captured"):
-            call()
-    assert same_bits(active.temporal, kept)
-
-
-def test_the_memory_limit_of_the_control_group_counts(tmp_path):
-    for group, limit in (("", "max"), ("outer", "1000"), ("outer/inner", "5000")):
-        folder = tmp_path / group
-        folder.mkdir(exist_ok=True)
-        (folder / "memory.max").write_text(f"{limit}\n")
-        (folder / "memory.current").write_text("900\n")
-        (folder / "memory.stat").write_text("anon 600\ninactive_file 300\n")
-    free = checkpoint_pool._free_in_groups
-    assert free(tmp_path, "4:memory:/x\n0::/outer/inner\n") == [4400, 400]
-    assert free(tmp_path, "0::/\n") == []
-    assert free(tmp_path / "absent", "0::/outer\n") == []
