@@ -136,12 +136,12 @@ def test_the_wheel_works_where_there_is_no_compiler(with_copies: Built, tmp_path
 import shutil, torch
 assert not any(map(shutil.which, ("c++", "g++", "cc", "gcc", "clang", "cmake", "ninja", "nvcc")))
 from statecache import StateIndex
-from statecache.checkpoint import ops as checkpoint_copies
+from statecache.checkpoint import ops
 from statecache.checkpoint import reference as checkpoint_reference
 index = StateIndex()
 index.insert(1, 9)
 assert index.evict(1) == [1]
-native = checkpoint_copies.copies_for("cpu")
+native = ops.ops_for("cpu")
 assert native.name == "native"
 state = torch.randn(2, 1, 64, 64)
 levels, scale = torch.zeros(1, 2, 1, 64, 64, dtype=torch.int8), torch.zeros(1, 2, 1, 1, 64)

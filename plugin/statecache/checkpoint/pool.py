@@ -123,7 +123,7 @@ class CheckpointPool:
     One launch moves all layers of all listed slots. On CUDA copies run on the current stream, each
     after the pool's copy before it, on whatever stream that ran; the host does not wait, except
     where it says so. Neither copy may be captured in a CUDA graph, which raises `RuntimeError`; the
-    operators of `checkpoint_copies` may. Single-threaded by contract.
+    operators of `statecache.checkpoint.ops` may. Single-threaded by contract.
 
     A call that is refused changes nothing. Should a copy fail after it has begun, the slots of a
     store hold nothing, and the active slots of a load are undefined.

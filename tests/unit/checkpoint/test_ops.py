@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from statecache.checkpoint import ops as checkpoint_copies
+from statecache.checkpoint import ops as checkpoint_ops
 from statecache.checkpoint.ops import (
     NON_FINITE,
     STORED,
@@ -359,7 +359,7 @@ except ImportError as error:
     ("capability", "native"), [((7, 5), False), ((8, 0), True), ((9, 0), True)]
 )
 def test_gpus_that_are_too_old_use_plain_torch(capability, native, monkeypatch, caplog):
-    monkeypatch.setattr(checkpoint_copies, "_operators", lambda: True)
+    monkeypatch.setattr(checkpoint_ops, "_operators", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     copies = ops_for.__wrapped__("cuda:1")
     assert copies.name == ("native" if native else "torch")
