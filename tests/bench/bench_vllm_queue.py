@@ -81,7 +81,7 @@ class Served:
         self.seconds += clock() - start
         offers = manager.take_boundary_state_offloads()
         start = clock()
-        scheduler.connector.planner.plan(types.SimpleNamespace(boundary_state_offloads=offers))
+        scheduler.connector.scheduler_side.plan(types.SimpleNamespace(boundary_state_offloads=offers))
         self.noting += clock() - start
         start = clock()
         manager.free(request)

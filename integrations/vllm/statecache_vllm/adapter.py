@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from statecache_vllm import seams
 
 if TYPE_CHECKING:
     import argparse
+
+    from statecache_vllm.views import EngineArgs, VllmConfig
 
 # As statecache.engine.settings.CONFIG_VARIABLE, which must not be imported while the plugin is off.
 _CONFIG = "STATECACHE_CONFIG"
@@ -32,13 +34,15 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, SPEC)
 
 
-def _flags_given(args: argparse.Namespace) -> dict[str, Any]:
+def _flags_given(args: argparse.Namespace) -> dict[str, object]:
     from statecache.engine.settings import given_on
 
     return given_on(args)
 
 
-def _configure(original: Callable[[], Any], engine_args: Any, flags: dict[str, Any]) -> Any:
+def _configure(
+    original: Callable[[], VllmConfig], engine_args: EngineArgs, flags: dict[str, object]
+) -> VllmConfig:
     """Around `EngineArgs.create_engine_config`: install if the settings say so."""
     given = _of_additional_config(engine_args.additional_config) | flags
     if not given and not os.environ.get(_CONFIG):
@@ -60,7 +64,7 @@ def _configure(original: Callable[[], Any], engine_args: Any, flags: dict[str, A
         exit_engine(error)
 
 
-def _of_additional_config(config: Any) -> dict[str, Any]:
+def _of_additional_config(config: object) -> dict[str, object]:
     """Return what `additional_config={"kv_cache_plugin": ..., "statecache_...": ...}` gives."""
     if not isinstance(config, dict):
         return {}

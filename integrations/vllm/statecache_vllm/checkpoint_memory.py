@@ -17,6 +17,7 @@ from statecache.engine.settings import Settings, flag_of
 from statecache.errors import SettingsError, exit_engine
 from statecache.sizing.model_config import DTYPE_BYTES, model_of
 from statecache_vllm import seams
+from statecache_vllm.views import KVCacheConfig, KVCacheSpec, MambaSpec, Tensor, VllmConfig
 
 __all__ = [
     "bytes_per_state",
@@ -37,7 +38,7 @@ torch: Any = import_module("torch")
 _SHARE = 10
 
 
-def describe(tensors: Iterable[Any]) -> tuple[Any, list[Any]]:
+def describe(tensors: Iterable[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Tell the temporal state of a layer, `[blocks, heads, d_v, d_k]`, from its other tensors."""
     every = list(tensors)
     temporal = [tensor for tensor in every if tensor.dim() == 4]
@@ -47,7 +48,7 @@ def describe(tensors: Iterable[Any]) -> tuple[Any, list[Any]]:
     return temporal[0], [tensor for tensor in every if tensor.dim() != 4]
 
 
-def knows_states(kv_cache_config: Any) -> bool:
+def knows_states(kv_cache_config: KVCacheConfig) -> bool:
     """Whether `describe` can tell the states of this model."""
     specs = [g.kv_cache_spec for g in kv_cache_config.kv_cache_groups]
     return all(
@@ -55,7 +56,7 @@ def knows_states(kv_cache_config: Any) -> bool:
     )
 
 
-def _state_bytes(specs: Iterable[tuple[Any, int]], mode: str) -> int:
+def _state_bytes(specs: Iterable[tuple[MambaSpec, int]], mode: str) -> int:
     """Return the bytes of one state; `specs` are `MambaSpec`s and how many layers have each."""
     library = import_module("statecache.checkpoint.pool")
     total = 0
@@ -70,11 +71,10 @@ def _state_bytes(specs: Iterable[tuple[Any, int]], mode: str) -> int:
     return total
 
 
-def bytes_per_state(mode: str, kv_cache_config: Any) -> int:
+def bytes_per_state(mode: str, kv_cache_config: KVCacheConfig) -> int:
     """Return the bytes of one state at rest, on one rank."""
-    groups = kv_cache_config.kv_cache_groups
-    states = [g for g in groups if seams.is_mamba(g.kv_cache_spec)]
-    return _state_bytes([(g.kv_cache_spec, len(g.layer_names)) for g in states], mode)
+    specs = [(g.kv_cache_spec, len(g.layer_names)) for g in kv_cache_config.kv_cache_groups]
+    return _state_bytes([(spec, layers) for spec, layers in specs if seams.is_mamba(spec)], mode)
 
 
 def slots_flag(settings: Settings) -> str:
@@ -82,7 +82,7 @@ def slots_flag(settings: Settings) -> str:
     return flag_of("checkpoint_slots" if settings.int8_slots is None else "int8_slots")
 
 
-def check_slots(settings: Settings, vllm_config: Any) -> None:
+def check_slots(settings: Settings, vllm_config: VllmConfig) -> None:
     """Raise `SettingsError` if the slots asked for need more memory than a device has at all.
 
     Before an engine is started, from the file of a model that is known; `set_aside` sees any.
@@ -98,32 +98,32 @@ def check_slots(settings: Settings, vllm_config: Any) -> None:
     state = vllm_config.cache_config.mamba_ssm_cache_dtype
     model = msgspec.structs.replace(model, dtype=dtype if dtype in DTYPE_BYTES else model.dtype)
     kept = settings.checkpoint_mode or "native"
-    one = model.bytes_at_rest(kept, "vllm", state if state in DTYPE_BYTES else None)
-    if asked * one > (total := seams.device_memory()):
+    state_bytes = model.bytes_at_rest(kept, "vllm", state if state in DTYPE_BYTES else None)
+    if asked * state_bytes > (total := seams.device_memory()):
         raise SettingsError(
-            f"{_need(settings, asked, one)}, and a device here has {total:,}: give fewer"
+            f"{_need(settings, asked, state_bytes)}, and a device here has {total:,}: give fewer"
         )
 
 
-def _need(settings: Settings, slots: int, one: int) -> str:
-    what = f"{slots} {settings.checkpoint_mode} checkpoints of {one:,} bytes"
-    return f"{slots_flag(settings)}: {what} need {slots * one:,} bytes"
+def _need(settings: Settings, slots: int, state_bytes: int) -> str:
+    what = f"{slots} {settings.checkpoint_mode} checkpoints of {state_bytes:,} bytes"
+    return f"{slots_flag(settings)}: {what} need {slots * state_bytes:,} bytes"
 
 
-def pool_slots(settings: Settings, vllm_config: Any, kv_cache_config: Any) -> int:
+def pool_slots(settings: Settings, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int:
     """Return how many states the checkpoint pool holds."""
     mode = settings.checkpoint_mode
     if mode is None:
         return 0
     groups = kv_cache_config.kv_cache_groups
-    one = bytes_per_state(mode, kv_cache_config)
+    state_bytes = bytes_per_state(mode, kv_cache_config)
     block = max(g.kv_cache_spec.page_size_bytes * len(g.layer_names) for g in groups)
     blocks = int(kv_cache_config.num_blocks)
     asked = settings.pool_slots
-    slots = asked if asked is not None else blocks * block // (_SHARE - 1) // one
+    slots = asked if asked is not None else blocks * block // (_SHARE - 1) // state_bytes
     if slots < 1:
         exit_engine(
-            f"one {mode} checkpoint of {one:,} bytes does not fit in a tenth of the"
+            f"one {mode} checkpoint of {state_bytes:,} bytes does not fit in a tenth of the"
             f" {blocks * block:,} bytes of blocks: give {flag_of('checkpoint_slots')} N"
         )
     by_hand = vllm_config.cache_config.num_gpu_blocks_override is not None
@@ -131,30 +131,30 @@ def pool_slots(settings: Settings, vllm_config: Any, kv_cache_config: Any) -> in
         "statecache: %d %s checkpoints of %d bytes, each %d slots of the pool, %d bytes in all%s",
         slots,
         mode,
-        one,
+        state_bytes,
         sum(seams.is_mamba(group.kv_cache_spec) for group in groups),
-        slots * one,
+        slots * state_bytes,
         ", on top of the number of blocks given by hand" if by_hand else "",
     )
     return slots
 
 
-def dry_run_sizes(settings: Settings, kv_cache_config: Any) -> tuple[int, int]:
+def dry_run_sizes(settings: Settings, kv_cache_config: KVCacheConfig) -> tuple[int, int]:
     """Return the slots of the pool these settings ask for, and the tokens of KV beside it.
 
     Without a pool in the settings, exact copies in a tenth of the memory.
     """
     groups = kv_cache_config.kv_cache_groups
-    one = bytes_per_state(settings.checkpoint_mode or "native", kv_cache_config)
+    state_bytes = bytes_per_state(settings.checkpoint_mode or "native", kv_cache_config)
     block = max(g.kv_cache_spec.page_size_bytes * len(g.layer_names) for g in groups)
     total = int(kv_cache_config.num_blocks) * block
-    slots = settings.pool_slots or max(total // _SHARE // one, 1)
+    slots = settings.pool_slots or max(total // _SHARE // state_bytes, 1)
     kv = [g.kv_cache_spec.block_size for g in groups if not seams.is_mamba(g.kv_cache_spec)]
-    blocks = max(total - slots * one, block) // block
+    blocks = max(total - slots * state_bytes, block) // block
     return slots, blocks * min(kv) // len(kv)
 
 
-def set_aside(settings: Settings, specs: Iterable[Any], available: int) -> int:
+def set_aside(settings: Settings, specs: Iterable[KVCacheSpec], available: int) -> int:
     """Return what is left of `available` bytes for blocks."""
     mode = settings.checkpoint_mode
     if mode is None:
@@ -162,11 +162,11 @@ def set_aside(settings: Settings, specs: Iterable[Any], available: int) -> int:
     asked = settings.pool_slots
     if asked is None:
         return available - available // _SHARE
-    one = _state_bytes([(spec, 1) for spec in specs if seams.is_mamba(spec)], mode)
-    left = available - asked * one
+    state_bytes = _state_bytes([(spec, 1) for spec in specs if seams.is_mamba(spec)], mode)
+    left = available - asked * state_bytes
     if left <= 0:
         exit_engine(
-            f"{_need(settings, asked, one)}, {available:,} are there for blocks and checkpoints:"
-            " give fewer"
+            f"{_need(settings, asked, state_bytes)}, {available:,} are there for blocks and"
+            " checkpoints: give fewer"
         )
     return left

@@ -10,16 +10,25 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from statecache.engine.metrics import Counts as Events
 from statecache.engine.settings import Settings
 from statecache_vllm.state_tree import Hash, StateTree
 
-__all__ = ["CheckpointBook", "Counts"]
+__all__ = ["CheckpointCopy", "CheckpointCounts", "CheckpointManager"]
+
+
+class CheckpointCopy(NamedTuple):
+    """One state between a slot and its blocks, one in each group of recurrent layers."""
+
+    state: int
+    slot: int
+    blocks: tuple[int, ...]
 
 
 @dataclasses.dataclass
-class Counts:
+class CheckpointCounts:
     """What became of checkpoints since the start."""
 
     stored: int = 0
@@ -30,21 +39,24 @@ class Counts:
     skipped: int = 0
 
 
-class CheckpointBook:
-    """Slots and the states in them. `told(hash, resident)` hears of every change."""
+class CheckpointManager:
+    """Slots and the states in them.
+
+    `on_change(hash, resident)` is called for each state that gets a slot or loses it.
+    """
 
     def __init__(
         self,
         settings: Settings,
         slots: int,
         block_tokens: int,
-        told: Callable[[Hash, bool], None],
+        on_change: Callable[[Hash, bool], None],
     ) -> None:
         self.tree = StateTree(settings, block_tokens, slots)
         self.slots = slots
-        self.counts = Counts()
+        self.counts = CheckpointCounts()
         self.events = Events()
-        self._told = told
+        self._on_change = on_change
         self._slot: dict[int, int] = {}
         self._pending: set[int] = set()
         self._free: list[int] = list(range(slots - 1, -1, -1))
@@ -54,13 +66,13 @@ class CheckpointBook:
         if self._slot:
             self.events.add("evictions|reset", len(self._slot))
         for state in list(self._slot):
-            self._told(self.tree.hash_of(state), False)
+            self._on_change(self.tree.hash_of(state), False)
         self.tree.clear()
         self._slot.clear()
         self._pending.clear()
         self._free = list(range(self.slots - 1, -1, -1))
 
-    def store(
+    def prepare_store(
         self, path: Sequence[Hash], *, end: bool = True, between: bool = False
     ) -> tuple[int, int] | None:
         """A state was committed at the end of `path`: return its number and the slot to store to.
@@ -82,7 +94,7 @@ class CheckpointBook:
         slot = self._slot[state] = self._free.pop()
         self.tree.pin(state)
         self._pending.add(state)
-        self._told(path[-1], True)
+        self._on_change(path[-1], True)
         return state, slot
 
     @property
@@ -96,7 +108,7 @@ class CheckpointBook:
         victim = self.tree.peek()
         if victim is None or (sparing and [victim] == list(self.tree.on(sparing))):
             return False
-        self._told(self.tree.hash_of(victim), False)
+        self._on_change(self.tree.hash_of(victim), False)
         self.tree.evict()
         self._free.append(self._slot.pop(victim))
         self.counts.evicted += 1
@@ -104,7 +116,7 @@ class CheckpointBook:
         self.events.walked(time.perf_counter() - began)
         return True
 
-    def stored(self, states: Iterable[int], refused: Iterable[int]) -> None:
+    def complete_store(self, states: Iterable[int], refused: Iterable[int]) -> None:
         """The workers have stored these states, except those refused (NaN or Inf)."""
         bad = set(refused)
         for state in states:
@@ -119,7 +131,7 @@ class CheckpointBook:
                 self._pending.discard(state)
                 self.tree.unpin(state)
 
-    def deepest(self, path: Sequence[Hash], above: int) -> tuple[int, int] | None:
+    def lookup(self, path: Sequence[Hash], above: int) -> tuple[int, int] | None:
         """Return the deepest state on `path` deeper than `above` blocks, and its slot."""
         for state in self.tree.on(path):
             if self.tree.depth_of(state) <= above:
@@ -133,7 +145,7 @@ class CheckpointBook:
         self.counts.restored += 1
         self.tree.use(state)
 
-    def kv_gone(self, block_hash: Hash) -> None:
+    def drop_below(self, block_hash: Hash) -> None:
         """The KV of a block has left the cache: no state at or below it can be used."""
         for state in reversed(self.tree.depending_on(block_hash)):
             self.counts.worthless += 1
@@ -142,7 +154,7 @@ class CheckpointBook:
         self.tree.lost(block_hash)
 
     def _drop(self, state: int) -> None:
-        self._told(self.tree.hash_of(state), False)
+        self._on_change(self.tree.hash_of(state), False)
         self.tree.erase(state)
         self._pending.discard(state)
         self._free.append(self._slot.pop(state))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 from collections.abc import Callable
-from typing import Any
 
 from statecache.engine import seams as seam
 from statecache.engine.settings import Settings
@@ -15,11 +14,14 @@ from statecache_vllm import seam_table, seams
 from statecache_vllm import unsupported as refusals
 from statecache_vllm.checkpoint_memory import check_slots
 from statecache_vllm.prefill_chunks import check_interval
+from statecache_vllm.views import EngineArgs, VllmConfig
 
 _log = logging.getLogger("statecache.vllm")
 
 
-def configure(settings: Settings, engine_args: Any, create: Callable[[], Any]) -> Any:
+def configure(
+    settings: Settings, engine_args: EngineArgs, create: Callable[[], VllmConfig]
+) -> VllmConfig:
     """Probe every seam, have vLLM make its configuration with the connector in it, and check it.
 
     Raises `SeamError` or `SettingsError` with nothing installed. A model without recurrent states
@@ -60,7 +62,7 @@ def configure(settings: Settings, engine_args: Any, create: Callable[[], Any]) -
     check_slots(in_force, config)
     _check(config)
     _log.info(
-        "statecache: block order %s, checkpoints %s, policy %s, vLLM %s",
+        "statecache: block policy %s, checkpoints %s, policy %s, vLLM %s",
         in_force.block_order,
         in_force.checkpoint_mode or "none",
         settings.policy,
@@ -77,7 +79,7 @@ def check_seams(settings: Settings) -> None:
     )
 
 
-def _check(config: Any) -> None:
+def _check(config: VllmConfig) -> None:
     mode = config.cache_config.mamba_cache_mode
     if not config.cache_config.enable_prefix_caching or mode != "align":
         raise refusals.not_supported(f"prefix caching of states in mode '{mode}'")

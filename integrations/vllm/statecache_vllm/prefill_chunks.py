@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
+from statecache.engine.faults import FaultBarrier, guarded
+from statecache.engine.patching import PatchSet
 from statecache.engine.settings import Settings, flag_of
 from statecache.errors import SettingsError, exit_engine
-from statecache_vllm.guard import Guard
-from statecache_vllm.seams import patch_split, planner_of
+from statecache_vllm.patches import END_PREFILL_CHUNK
+from statecache_vllm.views import CacheConfig, KVCacheConfig, Request, Scheduler
 
-__all__ = ["check_interval", "clip", "end_chunks", "offered_blocks", "path_of", "settle_interval"]
+__all__ = ["ChunkEnds", "check_interval", "clip", "settle_interval"]
 
 _DEFAULT_INTERVAL = 8192
 
@@ -31,7 +32,9 @@ def check_interval(settings: Settings, block: int) -> None:
         )
 
 
-def settle_interval(settings: Settings, cache_config: Any, kv_cache_config: Any) -> int:
+def settle_interval(
+    settings: Settings, cache_config: CacheConfig, kv_cache_config: KVCacheConfig
+) -> int:
     """Set after how many tokens vLLM keeps a state; never denser than the user's own setting.
 
     `prefix_cache_retention_interval` of vLLM 0.32: None keeps every one, 0 only prompt ends and
@@ -62,59 +65,49 @@ def settle_interval(settings: Settings, cache_config: Any, kv_cache_config: Any)
     return int(interval)
 
 
-def path_of(block: int, hashes_a_block: int) -> Callable[[Any, int], list[bytes]]:
-    """Return what gives one hash for each full block of the first tokens of a request."""
-
-    def path(request: Any, tokens: int) -> list[bytes]:
-        step, hashes = hashes_a_block, request.block_hashes
-        count = min(tokens // block, len(hashes) // step)
-        return list(hashes[step - 1 : count * step : step])
-
-    return path
-
-
-def offered_blocks(every: int, blocks: int) -> list[int]:
-    """Return after how many blocks of a prompt states will be offered, as far as is known."""
-    between = range(every, blocks, every) if every else ()
-    return [*between, blocks] if blocks else []
-
-
 def clip(start: int, tokens: int, interval: int) -> int:
     """Return how many of `tokens` to compute so that no multiple of `interval` is run past."""
     boundary = (start // interval + 1) * interval
     return boundary - start if boundary < start + tokens else tokens
 
 
-def end_chunks(interval: int, guard: Guard) -> Callable[[int, Any, int], int]:
-    """Return what ends the prefill chunks of one scheduler at multiples of `interval`.
+class ChunkEnds:
+    """Ends the prefill chunks of one scheduler at multiples of `interval`, 0 for as vLLM does."""
 
-    It takes the tokens that vLLM would compute, the request, and how many were found for it.
-    """
+    def __init__(self, interval: int, faults: FaultBarrier) -> None:
+        self.faults = faults
+        self._interval = interval
+        if interval:
+            _END_PREFILL_CHUNK.install()  # stays for the process: schedulers without us pass it
 
-    def end(tokens: int, request: Any, found: int) -> int:
+    def _as_vllm_does(self, tokens: int, *_: object) -> int:
+        return tokens
+
+    @guarded(_as_vllm_does)
+    def end(self, tokens: int, request: Request, found: int) -> int:
+        """Return how many of `tokens` to compute for a request of which `found` were found."""
+        if not self._interval:
+            return tokens
         start = int(request.num_computed_tokens) + found
         if start >= max(request.num_prompt_tokens, request.num_tokens - 1):
             return tokens  # decoding
-        return clip(start, tokens, interval)
-
-    def as_it_was(tokens: int, *_: object) -> int:
-        return tokens
-
-    if not interval:
-        return as_it_was
-    patch_split(_split)
-    return guard.wrap(end, as_it_was)
+        return clip(start, tokens, self._interval)
 
 
-def _split(
+def _end_prefill_chunk(
     original: Callable[..., int],
-    scheduler: Any,
-    request: Any,
+    scheduler: Scheduler,
+    request: Request,
     num_new_tokens: int,
     num_new_local_computed_tokens: int = 0,
     num_external_computed_tokens: int = 0,
 ) -> int:
+    """Around `Scheduler._mamba_block_aligned_split`, of every scheduler in this process."""
     found = (num_new_local_computed_tokens, num_external_computed_tokens)
     tokens = original(scheduler, request, num_new_tokens, *found)
-    planner = planner_of(scheduler)  # None in an engine without the plugin, in the same process
-    return tokens if planner is None else int(planner.end_chunk(tokens, request, sum(found)))
+    connector = getattr(scheduler, "connector", None)
+    ours = getattr(connector, "scheduler_side", None)
+    return tokens if ours is None else int(ours.chunk_ends.end(tokens, request, sum(found)))
+
+
+_END_PREFILL_CHUNK = PatchSet([END_PREFILL_CHUNK.wrapped_by(_end_prefill_chunk)])

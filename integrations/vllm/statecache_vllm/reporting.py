@@ -20,15 +20,16 @@ from statecache.engine.metrics import (
     Reporter,
     merged,
 )
-from statecache.engine.patching import bind_dynamically
 from statecache.engine.settings import Settings
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_memory import bytes_per_state
+from statecache_vllm.views import FoundBlocks, KVCacheConfig, Request, VllmConfig
 
 if TYPE_CHECKING:
-    from statecache_vllm.scheduler_side import Planner
+    from statecache_vllm.checkpoints import CheckpointManager
+    from statecache_vllm.hand_over import ActiveParts
 
-__all__ = ["Report", "StateMetrics", "StateStats", "policy_label"]
+__all__ = ["SchedulerReport", "StateMetrics", "StateStats", "policy_label"]
 
 _BASES = seams.stats_bases()
 _Stats: Any = _BASES[0]
@@ -43,47 +44,43 @@ def policy_label(settings: Settings) -> str:
     return f"{settings.block_order}{pool}"
 
 
-class Report:
-    """Counts requests and reads the numbers of a planner at intervals."""
+class SchedulerReport:
+    """Counts requests of one scheduler, and reads the numbers of its parts at intervals."""
 
-    def __init__(self, settings: Settings, planner: Planner, kv_cache_config: Any) -> None:
-        self._settings, self._planner = settings, planner
+    def __init__(
+        self, settings: Settings, parts: ActiveParts, kv_cache_config: KVCacheConfig
+    ) -> None:
+        self._settings, self._parts = settings, parts
         mode = settings.checkpoint_mode
         self._bytes = 0 if mode is None else bytes_per_state(mode, kv_cache_config)
         self._counts = Counts()
         self._found: dict[str, tuple[int, int]] = {}
-        self._books: dict[str, float] = {}
+        self._of_checkpoints: dict[str, float] = {}
         self._changes = Changes()
         self._pending: dict[str, float] = {}
         self._reporter = Reporter(self._sample, lambda: self._take)
-        self.admitted = Quiet(self._admitted)
-        """Called with a request that is going to be prefilled from what was last found for it."""
+        self._best_effort = Quiet(_call)
         self.also: Callable[[], dict[str, float]] = dict
         """What else is to be shown."""
-        self._pool: Any = None
         self._is_last = False
 
-    def watch(self, manager: Any) -> None:
-        """See every lookup of a `KVCacheManager`, as the last one around it."""
-        self._pool = manager.block_pool
-        look_up, note = bind_dynamically(manager, "get_computed_blocks"), Quiet(self._note)
+    def looked_up(self, request: Request, found: FoundBlocks) -> None:
+        """A request was looked up; the last time before it is admitted counts."""
+        self._best_effort(self._note, request, found)
 
-        def get_computed_blocks(request: Any) -> Any:
-            found = look_up(request)
-            note(request, found)
-            return found
-
-        manager.get_computed_blocks = get_computed_blocks
-
-    def _note(self, request: Any, found: Any) -> None:
+    def _note(self, request: Request, found: FoundBlocks) -> None:
         _, hit, resident = found
         self._found[request.request_id] = (hit, resident)
 
-    def hit_of(self, request: Any) -> int:
+    def admitted(self, request: Request) -> None:
+        """A request is going to be prefilled from what was last found for it."""
+        self._best_effort(self._count_admitted, request)
+
+    def hit_of(self, request: Request) -> int:
         """Return the tokens that were last found for a request that is going to be admitted."""
         return self._found.get(request.request_id, (0, 0))[0]
 
-    def _admitted(self, request: Any) -> None:
+    def _count_admitted(self, request: Request) -> None:
         hit, resident = self._found.pop(request.request_id, (0, 0))
         self._counts.admitted(request.num_tokens, hit, resident)
 
@@ -103,34 +100,34 @@ class Report:
         self._pending = merged(self._pending, changes)
 
     def _sample(self) -> dict[str, float]:
-        planner, settings, pool = self._planner, self._settings, self._pool
+        parts, settings = self._parts, self._settings
         ordered = settings.block_order != "stock"
         active = (ordered or bool(settings.checkpoint_mode)) and not (
-            (ordered and planner.queue is None)
-            or (settings.checkpoint_mode and planner.book is None)
+            (ordered and parts.queue is None)
+            or (settings.checkpoint_mode and parts.checkpoints is None)
         )
-        if planner.book is not None:
-            self._books = self._of_book(planner.book)
+        if parts.checkpoints is not None:
+            self._of_checkpoints = self._sample_checkpoints(parts.checkpoints)
         return {
             **self._counts.sample(),
-            **self._books,
+            **self._of_checkpoints,
             **self.also(),
             f"active|{policy_label(settings)}": float(active),
-            "anomalies": planner.guard.anomalies,
-            "slots|blocks": pool.num_gpu_blocks - 1,  # the null block is never handed out
-            "slots_free|blocks": pool.get_num_free_blocks(),
+            "anomalies": parts.faults.anomalies,
+            "slots|blocks": parts.pool.num_gpu_blocks - 1,  # the null block is never handed out
+            "slots_free|blocks": parts.pool.get_num_free_blocks(),
         }
 
-    def _of_book(self, book: Any) -> dict[str, float]:
-        """Return the numbers of the checkpoint pool; the counts outlive a book that failed."""
-        mode, counts = self._settings.checkpoint_mode, book.counts
+    def _sample_checkpoints(self, checkpoints: CheckpointManager) -> dict[str, float]:
+        """Return the numbers of the checkpoint pool; the counts outlive a pool that failed."""
+        mode, counts = self._settings.checkpoint_mode, checkpoints.counts
         return {
-            **book.events.sample(),
-            **book.tree.sample(),
-            "slots|checkpoint": book.slots,
-            "slots_free|checkpoint": book.slots - len(book),
-            "states_resident|checkpoint": len(book),
-            "states_pinned|checkpoint": book.pinned,
+            **checkpoints.events.sample(),
+            **checkpoints.tree.sample(),
+            "slots|checkpoint": checkpoints.slots,
+            "slots_free|checkpoint": checkpoints.slots - len(checkpoints),
+            "states_resident|checkpoint": len(checkpoints),
+            "states_pinned|checkpoint": checkpoints.pinned,
             f"checkpoint_stores|{mode}": counts.stored,
             f"checkpoint_restores|{mode}": counts.restored,
             f"checkpoint_stored_bytes|{mode}": counts.stored * self._bytes,
@@ -138,10 +135,14 @@ class Report:
         }
 
 
+def _call(method: Callable[..., None], *args: object) -> None:
+    method(*args)
+
+
 class StateStats(_Stats):  # type: ignore[misc]
     """Changes on their way to the API process."""
 
-    def aggregate(self, other: Any) -> StateStats:
+    def aggregate(self, other: StateStats) -> StateStats:
         """Return both as one."""
         return StateStats(merged(self.data, other.data))
 
@@ -163,8 +164,8 @@ class StateMetrics(_PromMetrics):  # type: ignore[misc]
 
     def __init__(
         self,
-        vllm_config: Any,
-        metric_types: Mapping[Any, Any],
+        vllm_config: VllmConfig,
+        metric_types: Mapping[object, object],
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from statecache.engine.seams import Seam, methods, replaced
+from statecache_vllm import views
 from statecache_vllm.engine_paths import (
     ARGUMENTS,
+    BLOCK_METRICS,
     CONNECTOR,
     COORDINATOR,
     HASHES,
+    LORA,
     MANAGER,
+    OUTPUTS,
     POOL,
+    REQUEST,
     SCHEDULER,
+    SCHEDULER_OUTPUT,
     SPECS,
     STATS,
     TRANSFER,
+    TYPE_MANAGER,
     WORKER,
 )
 
-__all__ = ["REPLACED", "SEAMS", "TESTED"]
+__all__ = ["REPLACED", "SEAMS", "TESTED", "VIEWS"]
 
 TESTED = ("0.32.0",)
 
@@ -139,4 +146,33 @@ SEAMS: tuple[Seam, ...] = (
     *methods(
         WORKER, "Worker", {"determine_available_memory": "", "execute_model": "scheduler_output"}
     ),
+)
+
+# The types that say what is read of an object, and the class of vLLM that each is a view of.
+VIEWS: tuple[tuple[str, type], ...] = (
+    (f"{HASHES}:KVCacheBlock", views.KVCacheBlock),
+    (f"{HASHES}:FreeKVCacheBlockQueue", views.FreeQueue),
+    (f"{POOL}:BlockHashToBlockMap", views.BlockMap),
+    (f"{POOL}:BlockPool", views.BlockPool),
+    (f"{BLOCK_METRICS}:KVCacheMetricsCollector", views.MetricsCollector),
+    (f"{TYPE_MANAGER}:SingleTypeKVCacheManager", views.SingleTypeManager),
+    (f"{COORDINATOR}:HybridKVCacheCoordinator", views.Coordinator),
+    (f"{MANAGER}:KVCacheBlocks", views.KVCacheBlocks),
+    (f"{MANAGER}:KVCacheManager", views.KVCacheManager),
+    (f"{REQUEST}:Request", views.Request),
+    (f"{LORA}:LoRARequest", views.LoraRequest),
+    (f"{SPECS}:KVCacheSpec", views.KVCacheSpec),
+    (f"{SPECS}:MambaSpec", views.MambaSpec),
+    (f"{SPECS}:KVCacheGroupSpec", views.KVCacheGroup),
+    (f"{SPECS}:KVCacheConfig", views.KVCacheConfig),
+    (f"{SCHEDULER}:Scheduler", views.Scheduler),
+    (f"{SCHEDULER_OUTPUT}:SchedulerOutput", views.SchedulerOutput),
+    (f"{SCHEDULER_OUTPUT}:KVConnectorBlockState", views.BoundaryStates),
+    (f"{OUTPUTS}:KVConnectorOutput", views.ConnectorOutput),
+    (f"{ARGUMENTS}:EngineArgs", views.EngineArgs),
+    (f"{TRANSFER}:VllmConfig", views.VllmConfig),
+    (f"{TRANSFER}:CacheConfig", views.CacheConfig),
+    (f"{TRANSFER}:ModelConfig", views.ModelConfig),
+    (f"{TRANSFER}:KVTransferConfig", views.TransferConfig),
+    (f"{WORKER}:Worker", views.Worker),
 )

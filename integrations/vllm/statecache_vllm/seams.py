@@ -1,6 +1,7 @@
-"""What statecache uses of vLLM. The only file that takes anything from it.
+"""What statecache uses of vLLM: the only file that loads anything of it, but for `bench`.
 
-vLLM is imported inside the functions: loading the plugin must not load the engine.
+vLLM is imported inside the functions: loading the plugin must not load the engine. What the other
+files read of the objects that come from here is in `views`, what is changed in `patches`.
 """
 
 from __future__ import annotations
@@ -11,32 +12,49 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from statecache_vllm import engine_paths as at
+
+if TYPE_CHECKING:
+    import argparse
+
+    from statecache_vllm.views import (
+        BlockMap,
+        BlockPool,
+        FreeQueue,
+        KVCacheBlock,
+        KVCacheBlocks,
+        KVCacheConfig,
+        KVCacheSpec,
+        MambaSpec,
+        Tensor,
+        VllmConfig,
+    )
 
 __all__ = [
     "connect",
     "connector_bases",
     "device_memory",
-    "end_requests_as_without_a_connector",
     "engine_version",
     "fresh_blocks",
     "groups_of",
     "hook_engine_args",
     "is_mamba",
+    "is_scheduler_role",
     "key_of",
     "kv_blocks",
     "load",
-    "patch_split",
     "plain_hash",
-    "planner_of",
-    "put_cache",
-    "rebuilt_queue",
+    "require_empty",
+    "set_block_map",
+    "set_free_queue",
     "share_log",
     "state_tensors",
     "stats_bases",
+    "transfer_group",
     "vllms_map",
+    "vllms_queue",
     "worker_base",
     "worker_class",
 ]
@@ -76,19 +94,18 @@ def share_log() -> None:
 
 
 def hook_engine_args(
-    add_flags: Callable[[Any], None],
-    flags_given: Callable[[Any], dict[str, Any]],
-    configure: Callable[[Callable[[], Any], Any, dict[str, Any]], Any],
+    add_flags: Callable[[argparse.ArgumentParser], None],
+    flags_given: Callable[[argparse.Namespace], dict[str, object]],
+    configure: Callable[[Callable[[], Any], Any, dict[str, object]], object],
 ) -> None:
     """Have the flags added to vLLM's parser and read from it, and every configuration seen.
 
-    vLLM 0.32 has no hook for a plugin's flags: `EngineArgs.from_cli_args` keeps only its own
-    fields. Called again in the same process it does nothing.
+    The rows `ALWAYS` of `patches` say why. They are installed here, since with the plugin off
+    nothing of statecache may be loaded. Called again in the same process it does nothing.
     """
     owner = load(at.ARGUMENTS).EngineArgs
     if hasattr(owner, "_statecache"):
         return
-    owner._statecache = True  # noqa: SLF001
     add, parse, create = (
         owner.add_cli_args,
         owner.from_cli_args.__func__,
@@ -96,28 +113,29 @@ def hook_engine_args(
     )
 
     @functools.wraps(add)
-    def add_cli_args(parser: Any) -> Any:
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         parser = add(parser)
         add_flags(parser)
         return parser
 
     @functools.wraps(parse)
-    def from_cli_args(cls: Any, args: Any) -> Any:
+    def from_cli_args(cls: type, args: argparse.Namespace) -> object:
         engine_args = parse(cls, args)
         engine_args.statecache_flags = flags_given(args)
         return engine_args
 
     @functools.wraps(create)
-    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def create_engine_config(self: object, *args: object, **kwargs: object) -> object:
         flags = getattr(self, "statecache_flags", {})
         return configure(lambda: create(self, *args, **kwargs), self, flags)
 
+    owner._statecache = True  # noqa: SLF001
     owner.add_cli_args = staticmethod(add_cli_args)
     owner.from_cli_args = classmethod(from_cli_args)
     owner.create_engine_config = create_engine_config
 
 
-def connect(given: dict[str, Any]) -> Any:
+def connect(given: dict[str, object]) -> object:
     """Return the `KVTransferConfig` that makes every process of the engine load the connector.
 
     The role is the one that keeps vLLM's own rules for freeing blocks (`kv_both` defers frees).
@@ -165,7 +183,7 @@ def stats_bases() -> tuple[Any, Any]:
     return base.KVConnectorStats, base.KVConnectorPromMetrics
 
 
-def is_scheduler_role(role: Any) -> bool:
+def is_scheduler_role(role: object) -> bool:
     """Whether a connector is the scheduler's; a worker's otherwise."""
     return bool(role == load(at.CONNECTOR).KVConnectorRole.SCHEDULER)
 
@@ -184,22 +202,22 @@ def transfer_group() -> Any:
 # Blocks and keys.
 
 
-def end_requests_as_without_a_connector(manager: Any) -> None:
-    """Have the blocks of a request that ended be freed in one go, in vLLM's own order.
-
-    With any connector `Scheduler._connector_finished` of vLLM 0.32 frees some of them first,
-    through this method, which nothing else calls.
-    """
-    manager.remove_skipped_blocks = lambda *_args, **_kwargs: None
-
-
-def put_cache(pool: Any, cached: Any) -> None:
-    """Have `pool` keep in `cached` what its blocks hold; exit where they hold anything yet."""
+def require_empty(pool: BlockPool) -> None:
+    """Exit where the blocks of `pool` hold anything yet."""
     if len(pool.cached_block_hash_to_block):
         from statecache.errors import exit_engine
 
         exit_engine("the block pool is in use already")
-    pool.cached_block_hash_to_block = cached
+
+
+def set_block_map(pool: BlockPool, block_map: BlockMap) -> None:
+    """Have `pool` keep what its blocks hold in `block_map`, after a reset or in a hand-over."""
+    pool.cached_block_hash_to_block = block_map
+
+
+def set_free_queue(pool: BlockPool, queue: FreeQueue) -> None:
+    """Have `pool` keep its free blocks in `queue`, in a hand-over."""
+    pool.free_block_queue = queue
 
 
 @functools.cache
@@ -209,7 +227,7 @@ def _rebuilt_map() -> Any:
     class RebuiltMap(base):  # type: ignore[misc]
         """vLLM's map, in which a block that is put in twice is there once."""
 
-        def insert(self, key: bytes, block: Any) -> None:
+        def insert(self, key: bytes, block: KVCacheBlock) -> None:
             """Insert, unless the block is cached under the key."""
             if not self.contain(key, block.block_id):
                 super().insert(key, block)
@@ -217,40 +235,46 @@ def _rebuilt_map() -> Any:
     return RebuiltMap
 
 
-def vllms_map() -> Any:
+def vllms_map() -> BlockMap:
     """Return a new map of cached blocks of vLLM's own, to be filled in the middle of a call."""
-    return _rebuilt_map()()
+    block_map: BlockMap = _rebuilt_map()()
+    return block_map
 
 
 @functools.cache
-def rebuilt_queue() -> Any:
-    """Return vLLM's own free queue, in which a block that is put back twice is there once."""
+def _rebuilt_queue() -> Any:
     base: Any = load(at.HASHES).FreeKVCacheBlockQueue
 
     class RebuiltQueue(base):  # type: ignore[misc]
-        """vLLM's free queue, made from a pool that is in the middle of a call."""
+        """vLLM's free queue, in which a block that is put back twice is there once."""
 
-        def append_n(self, blocks: Sequence[Any]) -> None:
+        def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
             """Append; blocks that are here already move."""
             self._leave(blocks)
             super().append_n(blocks)
 
-        def prepend_n(self, blocks: Sequence[Any]) -> None:
+        def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
             """Prepend; blocks that are here already move."""
             self._leave(blocks)
             super().prepend_n(blocks)
 
-        def append(self, block: Any) -> None:
+        def append(self, block: KVCacheBlock) -> None:
             """Append; a block that is here already moves."""
             self._leave([block])
             super().append(block)
 
-        def _leave(self, blocks: Sequence[Any]) -> None:
+        def _leave(self, blocks: Sequence[KVCacheBlock]) -> None:
             for block in blocks:
                 if block.prev_free_block is not None:
                     self.remove(block)
 
     return RebuiltQueue
+
+
+def vllms_queue(blocks: Sequence[KVCacheBlock]) -> FreeQueue:
+    """Return vLLM's own free queue with these blocks, made in the middle of a call."""
+    queue: FreeQueue = _rebuilt_queue()(blocks)
+    return queue
 
 
 def key_of(block_hash: bytes, group: int) -> bytes:
@@ -259,22 +283,17 @@ def key_of(block_hash: bytes, group: int) -> bytes:
     return key
 
 
-def group_of(key: bytes) -> int:
-    """Return the group of a key."""
-    return int(load(at.HASHES).get_group_id(key))
-
-
 def plain_hash(key: bytes) -> bytes:
     """Return the block hash of a key."""
     return bytes(load(at.HASHES).get_block_hash(key))
 
 
-def is_mamba(spec: Any) -> bool:
+def is_mamba(spec: KVCacheSpec) -> TypeGuard[MambaSpec]:
     """Whether this is the specification of a recurrent state."""
     return isinstance(spec, load(at.SPECS).MambaSpec)
 
 
-def groups_of(config: Any) -> tuple[list[int], list[int], list[int]]:
+def groups_of(config: KVCacheConfig) -> tuple[list[int], list[int], list[int]]:
     """Return the groups of a `KVCacheConfig`: recurrent states, full attention, anything else."""
     states: list[int] = []
     attention: list[int] = []
@@ -287,10 +306,12 @@ def groups_of(config: Any) -> tuple[list[int], list[int], list[int]]:
     return states, attention, other
 
 
-def fresh_blocks(pool: Any, count: int, kept: Sequence[Any]) -> list[Any] | None:
+def fresh_blocks(
+    pool: BlockPool, count: int, kept: Sequence[KVCacheBlock]
+) -> list[KVCacheBlock] | None:
     """Return `count` blocks to write to, none of them of `kept`; they stay free until admission."""
     pool.touch(kept)
-    fresh: list[Any] | None = None
+    fresh: list[KVCacheBlock] | None = None
     try:
         if pool.get_num_free_blocks() >= count:
             fresh = pool.get_new_blocks(count)
@@ -301,38 +322,16 @@ def fresh_blocks(pool: Any, count: int, kept: Sequence[Any]) -> list[Any] | None
     return fresh
 
 
-def kv_blocks(groups: Sequence[Sequence[Any]]) -> Any:
+def kv_blocks(groups: Sequence[Sequence[KVCacheBlock]]) -> KVCacheBlocks:
     """Return vLLM's record of the blocks a request found in the cache, by group."""
-    return load(at.MANAGER).KVCacheBlocks(tuple(groups))
+    blocks: KVCacheBlocks = load(at.MANAGER).KVCacheBlocks(tuple(groups))
+    return blocks
 
 
-def state_tensors(vllm_config: Any, layers: Sequence[str]) -> list[list[Any]]:
+def state_tensors(vllm_config: VllmConfig, layers: Sequence[str]) -> list[list[Tensor]]:
     """Return the typed state tensors of layers, `[blocks, ...]` each, in the order of the spec.
 
     `register_kv_caches` of vLLM 0.32 hands out raw pages; the layers hold the typed views.
     """
     context = vllm_config.compilation_config.static_forward_context
     return [list(context[name].kv_cache) for name in layers]
-
-
-def planner_of(scheduler: Any) -> Any:
-    """Return the plugin's half in this scheduler, None if it has none."""
-    return getattr(scheduler.connector, "planner", None)
-
-
-def patch_split(around: Callable[..., int]) -> None:
-    """Put a wrapper around `Scheduler._mamba_block_aligned_split`, once in a process.
-
-    It is called for every scheduler there will be, those of engines without the plugin, too.
-    """
-    owner: Any = load(at.SCHEDULER).Scheduler
-    if hasattr(owner, "_statecache"):
-        return
-    owner._statecache = True  # noqa: SLF001
-    original = owner._mamba_block_aligned_split  # noqa: SLF001
-
-    @functools.wraps(original)
-    def split(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> int:
-        return around(original, scheduler, request, *args, **kwargs)
-
-    owner._mamba_block_aligned_split = split  # noqa: SLF001

@@ -188,11 +188,11 @@ class StateTree:
         """Return the states below the end of `run` with no other state between."""
         found, runs = [], list(run.below)
         while runs:
-            one = runs.pop()
-            if one.state is None:
-                runs.extend(one.below)
+            run = runs.pop()
+            if run.state is None:
+                runs.extend(run.below)
             else:
-                found.append(one.state)
+                found.append(run.state)
         return found
 
     def use(self, state: int) -> None:
@@ -232,10 +232,10 @@ class StateTree:
         run = self._run_with.get(block_hash)
         found, runs = [], [] if run is None else [run]
         while runs:
-            one = runs.pop()
-            if one.state is not None:
-                found.append(one.state)
-            runs.extend(one.below)
+            run = runs.pop()
+            if run.state is not None:
+                found.append(run.state)
+            runs.extend(run.below)
         return found
 
     def dropped(self, state: int) -> None:
@@ -259,8 +259,8 @@ class StateTree:
         kept.hashes = upper.hashes + lower.hashes
         kept.above, kept.below = above, lower.below
         kept.depth, kept.state = lower.depth, lower.state
-        for one in kept.below:
-            one.above = kept
+        for below in kept.below:
+            below.above = kept
         if kept.state is not None:
             self._run_at[kept.state] = kept
 

@@ -20,19 +20,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
 
 from statecache.errors import SettingsError
+from statecache_vllm.views import EngineArgs, VllmConfig
 
-_Test = Callable[[Any], bool]
+_Test = Callable[[object], bool]
 
 
-def _given(value: Any) -> bool:
+def _given(value: object) -> bool:
     return value is not None
 
 
-def _above_one(value: Any) -> bool:
-    return value is not None and value > 1
+def _above_one(value: object) -> bool:
+    return isinstance(value, int) and value > 1
 
 
 # By the field of `EngineArgs` (vLLM 0.32.0): what is refused, and how the line calls it.
@@ -51,7 +51,7 @@ REFUSED: dict[str, tuple[_Test, str]] = {
 }
 
 
-def refuse(engine_args: Any, *, pool: bool) -> None:
+def refuse(engine_args: EngineArgs, *, pool: bool) -> None:
     """Raise `SettingsError` if `engine_args` asks for something that is not supported."""
     for field, (asked_for, name) in REFUSED.items():
         if asked_for(getattr(engine_args, field)):
@@ -70,7 +70,7 @@ _IN_CONFIG = {
 }
 
 
-def refuse_config(config: Any) -> None:
+def refuse_config(config: VllmConfig) -> None:
     """Raise `SettingsError` if vLLM's configuration holds something that is not supported."""
     for path, (asked_for, name) in _IN_CONFIG.items():
         if asked_for(operator.attrgetter(path)(config)):

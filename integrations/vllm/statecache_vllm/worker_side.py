@@ -1,4 +1,4 @@
-"""vLLM's worker with two additions: memory for checkpoints, and restores before anything else.
+"""The worker's half: the checkpoint pool of one device, and vLLM's worker around it.
 
 `--worker-cls` is vLLM's own way to choose a worker. In vLLM 0.32 nothing else runs early enough in
 both model runners: in V2 the connector is called after blocks were zeroed and copied.
@@ -6,28 +6,193 @@ both model runners: in V2 the connector is called after blocks were zeroed and c
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Any
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
 
+from statecache.engine.faults import guarded
 from statecache.engine.settings import Settings
+from statecache.errors import escape_control_chars, exit_engine
 from statecache_vllm import seams
-from statecache_vllm.checkpoint_memory import set_aside
+from statecache_vllm.checkpoint_memory import describe, pool_slots, set_aside, slots_flag
+from statecache_vllm.checkpoints import CheckpointCopy
+from statecache_vllm.hand_over import new_barrier
+from statecache_vllm.views import KVCacheConfig, SchedulerOutput, VllmConfig, Worker
 
-_NAMES = {"CpuCheckpointWorker": True, "CheckpointWorker": False}
+__all__ = ["CheckpointStore", "StoreReport", "WorkerSide"]
+
+
+class StoreReport(NamedTuple):
+    """What became of the stores of one step: the states, and which of them hold NaN or Inf."""
+
+    states: tuple[int, ...]
+    refused: tuple[int, ...]
+    failed: bool = False
+
+
+class WorkerSide:
+    """Restores and stores of one worker. After a store that failed it stores no more."""
+
+    def __init__(
+        self, settings: Settings, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
+    ) -> None:
+        self.faults = new_barrier()
+        self.store: CheckpointStore | None = None
+        self._settings = settings
+        self._configs = vllm_config, kv_cache_config
+        self._failed = False
+
+    def make_store(self) -> None:
+        """Make the checkpoint pool for the states of this worker, if there is to be one."""
+        if self._settings.checkpoint_mode is not None:
+            self.store = CheckpointStore(self._settings, *self._configs)
+
+    def restore(self, copies: Sequence[CheckpointCopy]) -> None:
+        """Bring states back; called before anything else in a step.
+
+        Not guarded: a request that was promised a state must not go on without it.
+        """
+        if self.store is None:
+            raise RuntimeError("statecache: this worker has no checkpoints to restore from")
+        self.store.restore(copies)
+
+    def _fail(self, *_: object) -> None:
+        self._failed = True
+
+    @guarded(_fail)
+    def keep(self, copies: Sequence[CheckpointCopy]) -> None:
+        """Store what a step committed; called after the forward."""
+        if self.store is not None and not self._failed:
+            self.store.store(copies)
+
+    def _report_failure(self) -> StoreReport | None:
+        self._failed = True
+        return StoreReport((), (), failed=True)
+
+    @guarded(_report_failure)
+    def report(self) -> StoreReport | None:
+        """Return what became of this step's stores, None where there were none."""
+        if self._failed:
+            return self._report_failure()
+        return None if self.store is None else self.store.report()
+
+
+@dataclasses.dataclass
+class _Pool:
+    active: Any
+    pool: Any
+    groups: list[int]  # positions among the recurrent groups
+
+
+class CheckpointStore:
+    """Copies states between vLLM's blocks and slots. The scheduler decides which is where.
+
+    A state of vLLM 0.32 is one block in each group of recurrent layers, and the groups lie over
+    each other: layer `i` of every group may be the same tensor. Groups that share their tensors
+    share a pool, in which a state takes one slot a group: one launch a tensor kind moves them all.
+    """
+
+    def __init__(
+        self, settings: Settings, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
+    ) -> None:
+        slots = pool_slots(settings, vllm_config, kv_cache_config)
+        self._int8 = settings.checkpoint_mode == "int8"
+        library = import_module("statecache.checkpoint.pool")
+        self._pools = []
+        for active, positions in _active_states(vllm_config, kv_cache_config):
+            total = slots * len(positions)
+            try:
+                pool = library.CheckpointPool(active, total, mode=settings.checkpoint_mode)
+            except (MemoryError, RuntimeError, library.PoolDoesNotFitError) as error:
+                what = f"{slots} {settings.checkpoint_mode} checkpoints"
+                why = escape_control_chars(str(error))
+                exit_engine(f"no memory for {what}: {why}: lower {slots_flag(settings)}")
+            pool.alloc(total)
+            self._pools.append(_Pool(active, pool, positions))
+        self._stored: tuple[int, ...] | None = None
+        self._reports: list[tuple[_Pool, Any, dict[int, int]]] = []
+
+    def restore(self, copies: Sequence[CheckpointCopy]) -> None:
+        """Bring states back into blocks, one launch a tensor kind."""
+        for pool in self._pools:
+            blocks, slots, _ = _places(pool, copies)
+            pool.pool.load(slots, pool.active, blocks)
+
+    def store(self, copies: Sequence[CheckpointCopy]) -> None:
+        """Keep states, one launch a tensor kind."""
+        self._stored = tuple(state for state, _, _ in copies)
+        for pool in self._pools:
+            blocks, slots, states = _places(pool, copies)
+            report = pool.pool.store(pool.active, blocks, slots)
+            if self._int8:
+                self._reports.append((pool, report, dict(zip(slots, states, strict=True))))
+
+    def report(self) -> StoreReport | None:
+        """Return the states of the last store and which of them hold NaN or Inf, once.
+
+        In int8 this waits for the device; exact copies are never refused.
+        """
+        if self._stored is None:
+            return None
+        stored, self._stored = self._stored, None
+        refused: dict[int, None] = {}
+        for pool, report, states in self._reports:
+            slots = report.refused()
+            refused.update(dict.fromkeys(states[slot] for slot in slots))
+            pool.pool.alloc(len(slots))  # every slot stays allocated: the scheduler rules them
+        self._reports.clear()
+        return StoreReport(stored, tuple(refused))
+
+
+def _active_states(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
+) -> list[tuple[Any, list[int]]]:
+    """Return the states of the layers, and the recurrent groups that keep theirs in them."""
+    library = import_module("statecache.checkpoint.pool")
+    found: dict[tuple[int, ...], tuple[Any, list[int]]] = {}
+    state_groups, _, _ = seams.groups_of(kv_cache_config)
+    for position, group in enumerate(state_groups):
+        names = kv_cache_config.kv_cache_groups[group].layer_names
+        layers = [describe(tensors) for tensors in seams.state_tensors(vllm_config, names)]
+        where = tuple(temporal.data_ptr() for temporal, _ in layers)
+        if where not in found:
+            convolutions = [conv for _, several in layers for conv in several]
+            active = library.ActiveState([temporal for temporal, _ in layers], convolutions)
+            found[where] = (active, [])
+        found[where][1].append(position)
+    return list(found.values())
+
+
+def _places(
+    pool: _Pool, copies: Sequence[CheckpointCopy]
+) -> tuple[list[int], list[int], list[int]]:
+    """Return block, slot and state of each copy in each group of `pool`."""
+    width = len(pool.groups)
+    blocks = [ids[group] for _, _, ids in copies for group in pool.groups]
+    slots = [slot * width + at for _, slot, _ in copies for at in range(width)]
+    states = [state for state, _, _ in copies for _ in range(width)]
+    return blocks, slots, states
+
+
+_WORKERS = {"CpuCheckpointWorker": True, "CheckpointWorker": False}
 
 
 @functools.cache
 def _worker(name: str) -> Any:
-    base = seams.worker_base(cpu=_NAMES[name])
+    base = seams.worker_base(cpu=_WORKERS[name])
 
-    def determine_available_memory(self: Any) -> int:
+    def determine_available_memory(self: Worker) -> int:
+        """Leave room for the checkpoints: what is returned becomes blocks."""
         available = int(base.determine_available_memory(self))
         transfer = self.vllm_config.kv_transfer_config
         settings = Settings.from_given(transfer.kv_connector_extra_config["statecache"], {})
         specs = self.model_runner.get_kv_cache_spec().values()
         return set_aside(settings, specs, available)
 
-    def execute_model(self: Any, scheduler_output: Any) -> Any:
+    def execute_model(self: Worker, scheduler_output: SchedulerOutput) -> Any:
+        """Restore states, then do as vLLM does."""
         commands = scheduler_output.kv_connector_metadata
         if commands is not None:
             seams.transfer_group().restore(commands)
@@ -43,6 +208,6 @@ def _worker(name: str) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
+    if name not in _WORKERS:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     return _worker(name)

@@ -109,7 +109,7 @@ _Advised = TypeVar("_Advised", bound=MaybeGuarded)
 
 
 def guarded(
-    hand_over: Callable[[_Owner, *_Ts], _T],
+    hand_over: Callable[..., _T],
 ) -> Callable[[Callable[[_Owner, *_Ts], _T]], Callable[[_Owner, *_Ts], _T]]:
     """Decorate a method of an object with `faults`: it never raises an `Exception`.
 

@@ -43,7 +43,7 @@ class Engine:
 
     @property
     def planner(self) -> Any:
-        return self.scheduler.connector.planner
+        return self.scheduler.connector.scheduler_side
 
     @property
     def pool(self) -> Any:

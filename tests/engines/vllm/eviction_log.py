@@ -12,7 +12,6 @@ from scheduled import Run, traffic, words
 KINDS = {
     "stock": {"block_order": "stock"},
     "reuse": {},
-    "gds": {"block_order": "gds"},
     "pool": {"checkpoints": "native", "checkpoint_slots": 16},
 }
 
@@ -34,7 +33,7 @@ def main() -> None:
         for _ in traffic(run, 3, 200):
             note_states(run, log)
         run.check()
-        assert run.planner.guard.anomalies == 0
+        assert run.scheduler_side.faults.anomalies == 0
         print(len(log), *log, sep="\n")
 
 
@@ -51,7 +50,7 @@ def in_batches(run: Run, log: list[str]) -> None:
 
 
 def note_states(run: Run, log: list[str]) -> None:
-    book = run.planner.book
+    book = run.scheduler_side.checkpoints
     if book is not None:
         log.append(f"{sorted(book._slot.items())}")
 

@@ -154,7 +154,7 @@ class Run:
 
     @property
     def planner(self) -> Any:
-        return self.scheduler.connector.planner
+        return self.scheduler.connector.scheduler_side
 
     def add(self, prompt: Sequence[int], tokens: int = 1, **more: Any) -> str:
         """Add a request; `more` goes to vLLM's `Request`."""

@@ -65,7 +65,6 @@ WAYS = {
     "vLLM": Way(),
     "stock": Way({"block_order": "stock"}),
     "reuse": Way({}),
-    "gds": Way({"block_order": "gds"}),
     "native 10 %": Way(mode="native", share=0.1),
     "native 20 %": Way(mode="native", share=0.2),
     "int8 10 %": Way(mode="int8", share=0.1),

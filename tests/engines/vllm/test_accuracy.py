@@ -42,10 +42,10 @@ def from_checkpoints(model, plugin):
     prompts = [document(i, 36) for i in range(100)]
     with run(model, blocks=1000, max_model_len=64, plugin=plugin) as engine:
         engine.weigh(prompts, tokens=1)
-        assert len(engine.planner.book) == 100
+        assert len(engine.scheduler_side.checkpoints) == 100
         assert drop_state_blocks(engine) == 300
         found = engine.weigh(prompts, tokens=4)
-        assert engine.planner.book.counts.restored == 100
+        assert engine.scheduler_side.checkpoints.counts.restored == 100
     return found
 
 

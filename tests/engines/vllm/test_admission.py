@@ -16,7 +16,7 @@ POOL = {"checkpoints": "native", "checkpoint_slots": 64}
 
 def states(run, prompt):
     """After how many blocks of this prompt there is a state."""
-    tree = run.planner.book.tree
+    tree = run.scheduler_side.checkpoints.tree
     name = run.add(prompt)
     hashes = run.scheduler.requests[name].block_hashes
     path = list(hashes[: len(prompt) // run.block])
@@ -32,8 +32,8 @@ def served(model, *prompts, budget=8192, **given):
     run.aborted = RequestStatus.FINISHED_ABORTED
     for prompt in prompts:
         run.ask(prompt)
-    assert run.planner.guard.anomalies == 0
-    run.planner.book.check()
+    assert run.scheduler_side.faults.anomalies == 0
+    run.scheduler_side.checkpoints.check()
     return run
 
 
@@ -63,15 +63,15 @@ def test_interval_states_of_a_prompt_never_take_the_slot_of_its_only_state(model
     """One slot: the first state, at block 2, stays until that of the end, at block 6."""
     seen = []
     run = served(model, checkpoint_slots=1, checkpoint_interval=32)
-    book = run.planner.book
-    store = book.store
+    book = run.scheduler_side.checkpoints
+    store = book.prepare_store
 
     def watched(path, **which):
         made = store(path, **which)
         seen.append((len(path), made is not None, [book.tree.depth_of(s) for s in book._slot]))
         return made
 
-    book.store = watched
+    book.prepare_store = watched
     run.ask(A)
     assert seen == [(2, True, [2]), (4, False, [2]), (6, True, [6])]
     assert book.counts.skipped == 1

@@ -49,7 +49,8 @@ def pools():
     cached = BlockHashIndex(with_map.blocks)
     queue = FifoQueue(cached)
     queue.append_n(with_map.free_block_queue.popleft_n(5))
-    seams.put_cache(with_map, cached)
+    seams.require_empty(with_map)
+    seams.set_block_map(with_map, cached)
     with_map.free_block_queue = queue
     return own, with_map
 

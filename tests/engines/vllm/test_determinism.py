@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("eviction_log.py")
-KINDS = ("stock", "reuse", "gds", "pool")
+KINDS = ("stock", "reuse", "pool")
 
 
 def test_block_and_slot_logs_are_identical_whatever_the_hash_seed(model):
@@ -28,4 +28,4 @@ def test_block_and_slot_logs_are_identical_whatever_the_hash_seed(model):
     starts = [lines.index(kind) for kind in KINDS]
     parts = [lines[a:b] for a, b in zip(starts, [*starts[1:], len(lines)], strict=True)]
     assert min(map(len, parts)) > 1_000
-    assert len({tuple(part[1:]) for part in parts}) == 4
+    assert len({tuple(part[1:]) for part in parts}) == 3

@@ -34,9 +34,9 @@ def test_every_decision_is_vllms_own(model):
     """Under pressure, block for block: the free queue, what is cached, what requests reuse."""
     dry = Run(model, blocks=70, plugin=DRY)
     assert type(dry.pool.free_block_queue) is FreeKVCacheBlockQueue
-    assert dry.planner.book is None
+    assert dry.scheduler_side.checkpoints is None
     assert states_of(dry, 1, 600) == states_of(Run(model, blocks=70), 1, 600)
-    assert dry.planner.guard.anomalies == 0
+    assert dry.scheduler_side.faults.anomalies == 0
 
 
 def test_the_worker_and_its_memory_are_vllms_own(model):
@@ -62,7 +62,7 @@ def test_the_numbers_are_those_of_a_replay_of_the_recording(model, tmp_path):
         chats[number] = [*chats[number], *words(rng, rng.randrange(300))][:3_500]
         cached += run.ask(chats[number]) // 512 * 512
     run.scheduler.shutdown()
-    found = run.planner.report._sample()
+    found = run.scheduler_side.report._sample()
     tree = PrefixTree.of(read_trace(str(path)))
     schedule = make_schedule(tree, kv_timeline(tree, 582 * 16), "dense")
     for policy in ("lru", "gds", "learned"):
@@ -81,7 +81,7 @@ def test_an_unexpected_request_ends_the_dry_run_and_nothing_else(model, monkeypa
     prompt = words(random.Random(3), 600)
     assert run.ask(prompt) == 0
     assert run.ask(prompt) > 0
-    assert run.planner.guard.anomalies == 1
+    assert run.scheduler_side.faults.anomalies == 1
     assert "a request is not as expected; the dry run ends here" in caplog.text
 
 

@@ -19,8 +19,9 @@ from test_worker_side import store_over
 
 import statecache
 from statecache.checkpoint.pool import CheckpointPool
+from statecache.engine.settings import Settings
 from statecache_vllm.connector import StateCacheConnector, StepCommands, Stored
-from statecache_vllm.guard import Guard
+from statecache_vllm.worker_side import WorkerSide
 
 CONFIGURE = """
     import sys
@@ -89,13 +90,16 @@ def test_an_int8_store_that_fails_is_reported_once_and_ends_the_stores(monkeypat
     """
     store, _ = store_over(monkeypatch, shared=False, checkpoints="int8", checkpoint_slots=4)
     worker = StateCacheConnector.__new__(StateCacheConnector)
-    worker._store, worker._failed, worker.guard = store, False, Guard()
+    worker._worker_side = side = WorkerSide(
+        Settings.from_given({"kv_cache_plugin": "statecache"}, {}), None, None
+    )
+    side.store = store
     worker._connector_metadata = StepCommands([], [(10, 3, (1, 2, 3))])
     monkeypatch.setattr(CheckpointPool, "store", lambda *_: 1 / 0)
     for _ in range(3):
         worker.wait_for_save()
         assert worker.build_connector_worker_meta() == Stored((), (), failed=True)
-    assert worker.guard.anomalies == 1
+    assert side.faults.anomalies == 1
     assert len({id(r) for r in caplog.records if r.levelname == "ERROR"}) == 1
 
 

@@ -16,15 +16,14 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from statecache._blocks import BlockHashIndex, BlockQueue, FifoQueue, ReuseQueue
 from statecache.checkpoint.pool import CheckpointPool
 from statecache_vllm import seams
-from statecache_vllm.checkpoint_store import CheckpointStore
-from statecache_vllm.checkpoints import CheckpointBook
-from statecache_vllm.gds_queue import GdsQueue
-from statecache_vllm.guard import vllms_own_map
-from statecache_vllm.proven import ProvenRequests
+from statecache_vllm.block_queues import ProtectedRequests, give_back_map
+from statecache_vllm.checkpoints import CheckpointManager
 from statecache_vllm.state_tree import StateTree
+from statecache_vllm.worker_side import CheckpointStore
 
 POOL = {"checkpoints": "native", "checkpoint_slots": 16}
-QUEUES = {"reuse": ReuseQueue, "gds": GdsQueue, "stock": FifoQueue}
+CHECKPOINT_CALLS = ("prepare_store", "complete_store", "lookup", "restored", "drop_below")
+QUEUES = {"reuse": ReuseQueue, "stock": FifoQueue}
 
 
 def plant(monkeypatch, owner, name, at, *, after=False):
@@ -53,7 +52,7 @@ def drive(run, caplog):
         run.check()
     assert run.pool.get_num_free_blocks() == len(run.pool.blocks) - 1
     assert run.shadow.resumed > 0
-    assert run.planner.guard.anomalies == 1
+    assert run.scheduler_side.faults.anomalies == 1
     (line,) = errors(caplog)
     assert "vLLM goes on by itself" in line.message
     assert "planted" in line.exc_text
@@ -75,23 +74,22 @@ def test_a_queue_that_fails_is_replaced_by_vllms_own(
     pool = POOL if order == "stock" else {}  # alone it is vLLM's own queue
     one = Run(model, blocks=70, plugin={**pool, "block_order": order})
     drive(one, caplog)
-    assert one.planner.queue is None
+    assert one.scheduler_side.queue is None
     assert isinstance(one.pool.free_block_queue, FreeKVCacheBlockQueue)
     assert one.scheduler.kv_cache_manager.reset_prefix_cache()
     one.check()
 
 
-@pytest.mark.parametrize("order", ["reuse", "gds"])
-def test_a_hit_that_fails_in_the_middle_is_counted_once(model, order):
+def test_a_hit_that_fails_in_the_middle_is_counted_once(model):
     """Block 5 is free and 6 in use, as often as the plugin can count: vLLM's own goes on."""
-    one = Run(model, blocks=40, plugin={"block_order": order})
+    one = Run(model, blocks=40, plugin={})
     free, used, null = one.pool.blocks[5], one.pool.blocks[6], one.pool.null_block
     nulls = null.ref_cnt
     one.pool.touch([used])
     used.ref_cnt = 2**63 - 1
     one.pool.touch([free, null, used, free])
     assert (free.ref_cnt, used.ref_cnt, null.ref_cnt) == (2, 2**63, nulls + 1)
-    assert one.planner.guard.anomalies == 1
+    assert one.scheduler_side.faults.anomalies == 1
     assert isinstance(one.pool.free_block_queue, FreeKVCacheBlockQueue)
     one.pool.touch([free])
     assert free.ref_cnt == 3
@@ -105,8 +103,7 @@ def test_a_hit_that_fails_in_the_middle_is_counted_once(model, order):
 def test_a_map_that_fails_is_replaced_by_vllms_own(monkeypatch, caplog, model, order, name, after):
     """It knows what the blocks say; the queue, which reads the map of the plugin, goes too."""
     plant(monkeypatch, BlockHashIndex, name, 40, after=after)
-    pool = POOL if order != "gds" else {}
-    one = Run(model, blocks=70, plugin={**pool, "block_order": order})
+    one = Run(model, blocks=70, plugin={**POOL, "block_order": order})
     drive(one, caplog)
     own = one.pool.cached_block_hash_to_block
     assert isinstance(own, BlockHashToBlockMap)
@@ -124,7 +121,7 @@ def test_a_block_under_two_keys_is_under_both_in_vllms_own_map(model):
     keys = [seams.key_of(name, 0) for name in (b"half", b"whole")]
     for key in keys:
         one.pool._insert_block_hash(key, block, num_tokens=16)
-    own = vllms_own_map(one.pool)
+    own = give_back_map(one.pool)
     for key in keys:
         assert own.get_one_block(key) is block
     one.pool._insert_block_hash(keys[0], block, num_tokens=16)
@@ -133,20 +130,13 @@ def test_a_block_under_two_keys_is_under_both_in_vllms_own_map(model):
 
 
 @pytest.mark.parametrize(
-    ("order", "owner", "name"),
-    [
-        ("reuse", ReuseQueue, "looked_up"),
-        ("gds", GdsQueue, "set_at"),
-        ("gds", StateTree, "put"),
-        ("gds", StateTree, "dropped"),
-        ("reuse", ProvenRequests, "looked_up"),
-    ],
+    ("owner", "name"), [(ReuseQueue, "looked_up"), (ProtectedRequests, "looked_up")]
 )
 def test_an_order_that_cannot_learn_is_replaced_by_vllms_own(
-    monkeypatch, caplog, model, order, owner, name
+    monkeypatch, caplog, model, owner, name
 ):
     plant(monkeypatch, owner, name, 20)
-    one = Run(model, blocks=70, plugin={"block_order": order})
+    one = Run(model, blocks=70, plugin={})
     drive(one, caplog)
     assert isinstance(one.pool.free_block_queue, FreeKVCacheBlockQueue)
 
@@ -156,7 +146,7 @@ def test_an_order_that_cannot_learn_is_replaced_by_vllms_own(
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        *((CheckpointBook, name) for name in ("store", "stored", "deepest", "restored", "kv_gone")),
+        *((CheckpointManager, name) for name in CHECKPOINT_CALLS),
         *((StateTree, name) for name in ("find", "put", "use", "pin", "unpin", "peek", "erase")),
     ],
 )
@@ -166,20 +156,20 @@ def test_a_book_that_fails_is_dropped_and_the_order_stays(
     plant(monkeypatch, owner, name, 10, after=after)
     one = Run(model, blocks=70, plugin={**POOL, "block_order": order})
     drive(one, caplog)
-    assert one.planner.book is None
-    assert isinstance(one.planner.queue, QUEUES[order])
+    assert one.scheduler_side.checkpoints is None
+    assert isinstance(one.scheduler_side.queue, QUEUES[order])
     keys = {block.block_hash for block in one.pool.blocks} - {None}
-    assert not any(one.planner._cached.has_checkpoint(key) for key in keys)
+    assert not any(one.scheduler_side.parts.block_index.has_checkpoint(key) for key in keys)
 
 
 def test_a_queue_that_fails_takes_the_book_with_it(monkeypatch, caplog, model):
     plant(monkeypatch, ReuseQueue, "popleft_n", 60)
     one = Run(model, blocks=70, plugin=POOL)
     drive(one, caplog)
-    assert (one.planner.book, one.planner.queue) == (None, None)
+    assert (one.scheduler_side.checkpoints, one.scheduler_side.queue) == (None, None)
 
 
-@pytest.mark.parametrize(("owner", "name"), [(CheckpointBook, "clear"), (ReuseQueue, "reset")])
+@pytest.mark.parametrize(("owner", "name"), [(CheckpointManager, "clear"), (ReuseQueue, "reset")])
 def test_what_fails_at_a_reset_leaves_nothing_behind(monkeypatch, caplog, model, owner, name):
     """A weight update must not meet an old state, whatever fails."""
     plant(monkeypatch, owner, name, 1)
@@ -187,10 +177,10 @@ def test_what_fails_at_a_reset_leaves_nothing_behind(monkeypatch, caplog, model,
     prompt = document(1, 100)
     one.ask(prompt)
     assert one.scheduler.kv_cache_manager.reset_prefix_cache()
-    assert one.planner.book is None or len(one.planner.book) == 0
+    assert one.scheduler_side.checkpoints is None or len(one.scheduler_side.checkpoints) == 0
     assert one.ask(prompt) == 0
     one.check()
-    assert (one.planner.guard.anomalies, len(errors(caplog))) == (1, 1)
+    assert (one.scheduler_side.faults.anomalies, len(errors(caplog))) == (1, 1)
 
 
 def test_chunks_end_as_vllms_own_when_the_interval_fails(monkeypatch, caplog, model):
@@ -208,7 +198,7 @@ def test_a_promised_state_that_vllm_did_not_take_stops_the_step(model):
     one.ask(prompt)
     one.pool.evict_blocks({b.block_id for b in one.pool.blocks if b.block_hash})
     one.add(prompt)
-    one.planner._planned = _AlwaysPlanned()
+    one.scheduler_side.lookup.planned = _AlwaysPlanned()
     with pytest.raises(RuntimeError, match="did not take the block of a restored state"):
         one.step()
 
@@ -226,7 +216,7 @@ def test_a_restore_that_is_not_sent_would_be_seen(monkeypatch, model):
     prompt = document(1, 300)
     one.ask(prompt)
     without_states(one)
-    monkeypatch.setattr(one.planner, "plan", lambda _: ([], []))
+    monkeypatch.setattr(one.scheduler_side, "plan", lambda _: ([], []))
     with pytest.raises(AssertionError):
         one.ask(prompt)
 
@@ -248,9 +238,9 @@ def off(model):
     [
         ("native", ReuseQueue, "popleft_n", 12),
         ("native", ReuseQueue, "append_n", 6),
-        ("native", CheckpointBook, "deepest", 1),
-        ("native", CheckpointBook, "restored", 1),
-        ("native", CheckpointBook, "store", 3),
+        ("native", CheckpointManager, "lookup", 1),
+        ("native", CheckpointManager, "restored", 1),
+        ("native", CheckpointManager, "prepare_store", 3),
         ("native", CheckpointStore, "store", 2),
         ("native", CheckpointStore, "report", 3),
         ("int8", CheckpointPool, "store", 1),  # of the first prompt: no state was ever rounded
@@ -266,8 +256,8 @@ def test_an_error_changes_no_token(monkeypatch, caplog, model, off, mode, owner,
         said += texts(engine.ask(PROMPTS[2:]))
         again = texts(engine.ask(PROMPTS[:2]))
         assert (said, again) == (off, off[:2])
-        assert engine.planner.guard.anomalies == 1
-        assert engine.planner.book is None
+        assert engine.scheduler_side.faults.anomalies == 1
+        assert engine.scheduler_side.checkpoints is None
         assert engine.pool.get_num_free_blocks() == 25
     assert len([one for one in errors(caplog) if "planted" in (one.exc_text or "")]) == 1
 

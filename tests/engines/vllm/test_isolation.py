@@ -14,7 +14,7 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 POOL = {"checkpoints": "native", "checkpoint_slots": 64}
 PLUGINS = {
-    **{order: {"block_order": order} for order in ("stock", "reuse", "gds")},
+    **{order: {"block_order": order} for order in ("stock", "reuse")},
     "reuse and pool": POOL,
     "stock and pool": {**POOL, "block_order": "stock"},
 }
@@ -58,11 +58,11 @@ def test_two_of_a_pair_share_nothing(model, plugin, pair):
     assert [run.ask(prompt, **one) for _ in range(2)] == [0, 288]
     assert [run.ask(prompt, **other) for _ in range(2)] == [0, 288]
     if "pool" in plugin:
-        assert len(run.planner.book) == 2
+        assert len(run.scheduler_side.checkpoints) == 2
         without_states(run)
         assert [run.ask(prompt, **each) for each in (other, one)] == [288, 288]
         assert len({slot for _, slot, _ in run.restores}) == len(run.restores) == 2
-        run.planner.book.check()
+        run.scheduler_side.checkpoints.check()
     run.check()
 
 
@@ -73,7 +73,7 @@ def test_a_checkpoint_of_one_never_serves_the_other(model, pair):
     prompt = words(random.Random(0), 300)
     run = new_run(model, "reuse and pool")
     run.ask(prompt, **other)
-    run.planner.forget()
+    run.scheduler_side.forget()
     run.ask(prompt, **one)
     without_states(run)
     assert run.ask(prompt, **other) == 0

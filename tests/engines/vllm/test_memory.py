@@ -130,8 +130,7 @@ def test_a_dry_run_over_states_of_another_shape_says_so_and_stops_nothing(caplog
         if seams.is_mamba(group.kv_cache_spec):
             spec = replace(group.kv_cache_spec, shapes=((3, 512),), dtypes=(bfloat16,))
             group.kv_cache_spec = spec
-    planner = types.SimpleNamespace(report=None, guard=None)
-    assert begin(settings(dry_run=True), planner, config) is None
+    assert begin(settings(dry_run=True), None, None, config) is None
     assert "does not know this model's states: no dry run" in caplog.text
 
 
@@ -145,4 +144,4 @@ def test_a_chunk_does_not_run_past_a_multiple_of_64(start, tokens, kept):
 
 def test_the_scheduler_and_the_book_have_the_same_slots(model):
     run = Run(model, blocks=901, plugin={"checkpoints": "native"})
-    assert run.planner.book.slots == 901 * 68_608 // 9 // NATIVE
+    assert run.scheduler_side.checkpoints.slots == 901 * 68_608 // 9 // NATIVE

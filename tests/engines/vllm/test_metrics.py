@@ -19,7 +19,7 @@ POOL = {"checkpoints": "native", "checkpoint_slots": 4}
 
 
 def sampled(run: Run) -> dict[str, float]:
-    return run.planner.report._sample()
+    return run.scheduler_side.report._sample()
 
 
 def test_a_request_counts_what_it_reused_and_a_miss_for_want_of_a_state(model):
@@ -49,7 +49,7 @@ def test_the_checkpoint_pool_counts_stores_restores_evictions_and_bytes(model):
     assert run.ask(prompt) == 96
     for _ in range(6):
         run.ask(words(rng, 50))
-    found, book = sampled(run), run.planner.book
+    found, book = sampled(run), run.scheduler_side.checkpoints
     assert found["checkpoint_restores|native"] == 1
     assert found["checkpoint_stores|native"] == book.counts.stored > 4
     # 3 groups of one layer: 3 x 512 values of 2 bytes and 4 x 64 x 64 of 4.
@@ -68,7 +68,7 @@ def test_a_part_that_handed_over_is_not_active_and_its_counts_stay(model):
     run = Run(model, blocks=200, plugin=POOL)
     run.ask(words(rng, 100))
     before = sampled(run)
-    run.planner._end_book()
+    run.scheduler_side._end_book()
     after = sampled(run)
     assert (before["active|reuse+gds"], after["active|reuse+gds"]) == (1, 0)
     assert after["checkpoint_stores|native"] == before["checkpoint_stores|native"] > 0
@@ -93,12 +93,12 @@ def test_changes_of_every_step_add_up_to_the_numbers(model):
     assert messages >= 1
     numbers = {key: n for key, n in sampled(run).items() if n or key in sent.data}
     assert sent.data == pytest.approx(numbers)
-    assert not run.planner.report._found
+    assert not run.scheduler_side.report._found
 
 
 def test_a_worker_and_a_failure_report_nothing(model):
     run = Run(model, blocks=60, plugin={})
-    run.planner.report._reporter._sample = lambda: 1 / 0
+    run.scheduler_side.report._reporter._sample = lambda: 1 / 0
     run.ask(words(random.Random(6), 40))
     assert run.scheduler.connector.get_kv_connector_stats() is None
     worker = StateCacheConnector.__new__(StateCacheConnector)

@@ -24,7 +24,7 @@ from statecache_vllm import adapter
 from statecache_vllm.seam_table import REPLACED, SEAMS
 
 POOL = {"checkpoints": "native", "checkpoint_slots": 16}
-PLUGINS = {"reuse": {}, "gds": {"block_order": "gds"}, "reuse and pool": POOL}
+PLUGINS = {"reuse": {}, "reuse and pool": POOL}
 AROUND = [
     *((BlockPool, name) for name in ("touch", "reset_prefix_cache", "evict_blocks")),
     *((BlockPool, name) for name in ("get_new_blocks", "free_blocks", "cache_full_blocks")),
@@ -77,7 +77,7 @@ def test_what_is_put_around_a_method_later_is_called_and_changes_nothing(
     seen = put_theirs(monkeypatch, owner, name)
     assert played(run) == expected
     assert seen
-    assert run.planner.guard.anomalies == 0
+    assert run.scheduler_side.faults.anomalies == 0
 
 
 @pytest.mark.parametrize(("owner", "name"), AROUND[1:])
@@ -95,7 +95,7 @@ def test_the_lookup_of_every_group_is_called_by_ours_too(monkeypatch, model):
     seen = put_theirs(monkeypatch, HybridKVCacheCoordinator, "find_longest_cache_hit_per_group")
     run = Run(model, blocks=70, plugin=POOL)
     played(run)
-    assert run.planner.book.counts.restored
+    assert run.scheduler_side.checkpoints.counts.restored
     assert seen
 
 
@@ -138,7 +138,7 @@ def test_what_is_put_into_a_class_that_was_replaced_brings_vllms_own_back(
     played(run)
     assert isinstance(run.pool.free_block_queue, FreeKVCacheBlockQueue)
     assert isinstance(run.pool.cached_block_hash_to_block, BlockHashToBlockMap)
-    assert run.planner.guard.anomalies == 1
+    assert run.scheduler_side.faults.anomalies == 1
     lines = {one.message for one in caplog.records if one.levelname == "ERROR"}
     assert lines == {
         f"statecache: another plugin changed {seam.path}; vLLM goes on by itself in its place"

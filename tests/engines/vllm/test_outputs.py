@@ -12,7 +12,6 @@ ROOM = {"blocks": 26, "max_model_len": 384}
 PLUGINS = {
     "reuse": {},
     "stock": {"block_order": "stock"},
-    "gds": {"block_order": "gds"},
     "native, chunks of 64": {
         "checkpoints": "native",
         "checkpoint_slots": 8,
@@ -41,7 +40,7 @@ def test_every_token_is_the_same_with_the_plugin(model, off, plugin):
         assert texts(on) == texts(off)
         assert sum(cached(on)) > 0
         if "native" in plugin:
-            engine.planner.book.check()
+            engine.scheduler_side.checkpoints.check()
         assert engine.pool.get_num_free_blocks() == 25
 
 
@@ -60,7 +59,7 @@ def test_prompts_of_about_one_block(model, plugin):
         assert texts(cold) == texts(warm) == expected
         assert cached(cold) == [0] * 7
         assert cached(warm) == [0, 0, 0, 0, 32, 32, 64]
-        assert engine.planner.guard.anomalies == 0
+        assert engine.scheduler_side.faults.anomalies == 0
         assert engine.pool.get_num_free_blocks() == 25
 
 
@@ -74,7 +73,7 @@ def test_engines_one_after_the_other_do_not_touch_each_other(model, off):
                 assert type(engine.pool.free_block_queue).__module__.startswith("vllm.")
                 assert type(engine.pool.cached_block_hash_to_block).__module__.startswith("vllm.")
             else:
-                assert engine.planner.guard.anomalies == 0
+                assert engine.scheduler_side.faults.anomalies == 0
 
 
 # The Mamba2 hybrid, in blocks of 256 tokens: cold, warm, after others had its blocks, and growing.
@@ -93,8 +92,8 @@ def mamba2(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "plugin",
-    [{}, {"block_order": "gds"}, {"checkpoints": "native", "checkpoint_slots": 8}],
-    ids=["reuse", "gds", "native"],
+    [{}, {"checkpoints": "native", "checkpoint_slots": 8}],
+    ids=["reuse", "native"],
 )
 def test_every_token_of_a_mamba2_hybrid_is_the_same_under_pressure(mamba2, plugin):
     """With 15 blocks for eight requests of 2 or 3 KV blocks and as many of states each."""
@@ -103,8 +102,8 @@ def test_every_token_of_a_mamba2_hybrid_is_the_same_under_pressure(mamba2, plugi
         on = engine.ask(MAMBA2_PROMPTS) + engine.ask(MAMBA2_GROWING)
         assert texts(on) == expected
         assert cached(on)[1] == 256
-        assert engine.planner.guard.anomalies == 0
+        assert engine.scheduler_side.faults.anomalies == 0
         assert engine.pool.get_num_free_blocks() == 15
-        if engine.planner.book is not None:
-            engine.planner.book.check()
+        if engine.scheduler_side.checkpoints is not None:
+            engine.scheduler_side.checkpoints.check()
             assert cached(on)[-1] == 256

@@ -16,7 +16,6 @@ from statecache_vllm import seams
 POOL = {"checkpoints": "native", "checkpoint_slots": 16}
 PLUGINS = {
     "reuse": {},
-    "gds": {"block_order": "gds"},
     "reuse and pool": POOL,
     "stock and pool": {**POOL, "block_order": "stock"},
 }
@@ -53,7 +52,7 @@ def test_a_hit_is_never_deeper_than_its_kv_or_its_state(model, plugin):
         run.check()
     assert hits > 10
     assert run.shadow.resumed >= hits
-    assert run.planner.guard.anomalies == 0
+    assert run.scheduler_side.faults.anomalies == 0
 
 
 @every_plugin
@@ -69,15 +68,20 @@ def test_an_aborted_chunked_prefill_gives_everything_back(model, plugin):
     run.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
     run.report(planned)
     run.step()
-    planner = run.planner
+    scheduler_side = run.scheduler_side
     assert run.pool.get_num_free_blocks() == 69
     run.check()
-    for kept in (planner._requests, planner._planned, planner._hit, planner.report._found):
+    for kept in (
+        scheduler_side.stores.requests,
+        scheduler_side.lookup.planned,
+        scheduler_side._hit,
+        scheduler_side.report._found,
+    ):
         assert not kept
-    assert not planner._proven.known
-    if planner.book is not None:
-        planner.book.check()
-        assert planner.book.pinned == 0
+    assert not scheduler_side.lookup.protected.known
+    if scheduler_side.checkpoints is not None:
+        scheduler_side.checkpoints.check()
+        assert scheduler_side.checkpoints.pinned == 0
     assert run.ask(prompt) <= 192
 
 
@@ -94,7 +98,7 @@ def test_an_admission_that_failed_takes_nothing(model, plugin):
         run.check()
         held = sum(block.ref_cnt > 0 for block in run.pool.blocks)
         assert held + run.pool.get_num_free_blocks() == 69  # all but the null block
-        book = run.planner.book
+        book = run.scheduler_side.checkpoints
         if book is not None:
             book.check()
             assert 0 <= book.pinned <= len(book) <= book.slots

@@ -16,7 +16,7 @@ def decisions(model, monkeypatch, ranks):
     log = []
     bind(monkeypatch, ranks)
     with run(model, blocks=40, tensor_parallel_size=ranks, plugin=POOL) as engine:
-        book, pool = engine.planner.book, engine.pool
+        book, pool = engine.scheduler_side.checkpoints, engine.pool
         told, take = book._told, pool.get_new_blocks
 
         def tell(block_hash, resident):

@@ -48,7 +48,7 @@ def test_the_trace_has_the_prefixes_that_were_sent(model, tmp_path):
     assert [r.input_length for r in trace.requests] == [1_500, 2_100, 3_000, 1_100, 3_000, 2_130]
     assert {r.output_length for r in trace.requests} == {3}
     assert PrefixTree.of(trace).known == [0, 2, 4, 0, 0, 2]
-    assert run.planner.guard.anomalies == 0
+    assert run.scheduler_side.faults.anomalies == 0
 
 
 def test_preempted_and_aborted_requests_are_there_once(model, tmp_path):
@@ -128,7 +128,7 @@ def test_an_unexpected_request_ends_the_recording_and_nothing_else(model, tmp_pa
     monkeypatch.setattr(recording, "_ended", lambda request: request.nothing)
     assert run.ask(prompt) > 0
     assert run.ask(prompt) > 0
-    assert run.planner.guard.anomalies == 1
+    assert run.scheduler_side.faults.anomalies == 1
     assert len(recorded(run, path).requests) == 1
 
 

@@ -11,7 +11,9 @@ LONG = [*SHORT, *document(2, 256)]
 
 def drop_state_blocks(engine):
     """Give every free block of a recurrent group away, as pressure does, and no KV."""
-    states = set(engine.planner._states) if engine.scheduler.connector else {0, 1, 2}
+    states = (
+        set(engine.scheduler_side.layout.state_groups) if engine.scheduler.connector else {0, 1, 2}
+    )
     pool = engine.pool
     mine = [
         block.block_id
@@ -50,8 +52,8 @@ def test_a_prompt_whose_states_are_gone_is_served_from_the_checkpoints(any_model
         again = engine.ask([SHORT, LONG])
         assert cached(again) == [256, 256]
         assert texts(cold) + texts(again) == [expected[0], *expected]
-        assert engine.planner.book.counts.restored == 1
-        engine.planner.book.check()
+        assert engine.scheduler_side.checkpoints.counts.restored == 1
+        engine.scheduler_side.checkpoints.check()
 
 
 def test_two_salts_never_share_a_state(model):
@@ -65,11 +67,11 @@ def test_two_salts_never_share_a_state(model):
 def test_after_a_reset_no_checkpoint_is_left(model):
     with run(model, plugin=SLOTS) as engine:
         engine.ask([document(1), document(2)])
-        assert len(engine.planner.book) > 0
+        assert len(engine.scheduler_side.checkpoints) > 0
         assert engine.llm.reset_prefix_cache()
-        assert len(engine.planner.book) == 0
+        assert len(engine.scheduler_side.checkpoints) == 0
         assert cached(engine.ask([document(1)])) == [0]
-        engine.planner.book.check()
+        engine.scheduler_side.checkpoints.check()
 
 
 def test_an_interval_is_checked_against_the_block_vllm_settles_on(model):

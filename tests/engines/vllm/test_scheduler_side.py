@@ -9,8 +9,8 @@ from vllm.v1.core.block_pool import BlockPool
 
 from statecache.engine.settings import Settings
 from statecache_vllm import seams
-from statecache_vllm.guard import Guard
-from statecache_vllm.prefill_chunks import end_chunks
+from statecache_vllm.hand_over import new_barrier
+from statecache_vllm.prefill_chunks import ChunkEnds
 from statecache_vllm.state_tree import StateTree
 
 BLOCK = 16
@@ -39,12 +39,16 @@ def hashes_of(run, prompt):
 
 def in_book(run, prompt):
     """The hashes of a prompt at which a state is in a checkpoint."""
-    return [one for one in hashes_of(run, prompt) if run.planner.book.tree.find(one) is not None]
+    return [
+        one
+        for one in hashes_of(run, prompt)
+        if run.scheduler_side.checkpoints.tree.find(one) is not None
+    ]
 
 
 def drop_checkpoints(run, below):
     """Drop those deeper than so many blocks."""
-    book = run.planner.book
+    book = run.scheduler_side.checkpoints
     for state in [state for state in book._slot if book.tree.depth_of(state) > below]:
         book._drop(state)
 
@@ -52,7 +56,7 @@ def drop_checkpoints(run, below):
 def keys_apart(run):
     """The keys of blocks that hold a state which is in a checkpoint, too."""
     keys = {block.block_hash for block in run.pool.blocks} - {None}
-    return {key for key in keys if run.planner._cached.has_checkpoint(key)}
+    return {key for key in keys if run.scheduler_side.parts.block_index.has_checkpoint(key)}
 
 
 def test_a_state_is_apart_while_it_is_in_the_book_and_no_longer(model):
@@ -67,9 +71,9 @@ def test_a_state_is_apart_while_it_is_in_the_book_and_no_longer(model):
     assert len(others) == 3
     assert not others & own
     (state,) = in_book(run, second)
-    kv = run.planner._kv_endings[0]
+    kv = seams.key_of(b"", 3)
     run.pool.evict_blocks({b.block_id for b in run.pool.blocks if b.block_hash == state + kv})
-    assert len(run.planner.book) == 0
+    assert len(run.scheduler_side.checkpoints) == 0
     assert keys_apart(run) == set()
 
 
@@ -131,7 +135,10 @@ def test_a_state_in_blocks_is_not_given_up_for_a_shallower_checkpoint(model):
     longer = [*prompt, *words(random.Random(9), BLOCK)]
     for one in (prompt[: BLOCK * 3 + 1], prompt, longer):
         run.ask(one)
-    deepest = {seams.key_of(hashes_of(run, longer)[6], group) for group in run.planner._states}
+    deepest = {
+        seams.key_of(hashes_of(run, longer)[6], group)
+        for group in run.scheduler_side.layout.state_groups
+    }
     run.pool.evict_blocks({b.block_id for b in run.pool.blocks if b.block_hash in deepest})
     drop_checkpoints(run, below=3)
     request = run.scheduler.requests[run.add(longer)]
@@ -157,16 +164,16 @@ def test_a_restore_needs_the_kv_that_vllm_finds(model, monkeypatch):
 
     monkeypatch.setattr(coordinator, "find_longest_cache_hit_per_group", shorter)
     assert run.scheduler.kv_cache_manager.get_computed_blocks(request)[1] == 0
-    assert run.planner._planned == {}
+    assert run.scheduler_side.lookup.planned == {}
 
 
 def test_a_restore_into_blocks_that_vllm_did_not_take_stops_the_step(model):
     run = Run(model, blocks=80, plugin=pool(8))
     request = run.scheduler.requests[run.add(prompts(1)[0])]
     taken = [[types.SimpleNamespace(block_id=at)] for at in (5, 6, 7, 8)]
-    run.planner._planned[request.request_id] = (1, 0, (5, 7, 6))
+    run.scheduler_side.lookup.planned[request.request_id] = (1, 0, (5, 7, 6))
     with pytest.raises(RuntimeError, match="did not take the block"):
-        run.planner.admitted(request, types.SimpleNamespace(blocks=taken))
+        run.scheduler_side.admitted(request, types.SimpleNamespace(blocks=taken))
 
 
 def test_a_plan_that_a_later_lookup_cannot_repeat_is_forgotten(model):
@@ -177,10 +184,10 @@ def test_a_plan_that_a_later_lookup_cannot_repeat_is_forgotten(model):
     request = run.scheduler.requests[run.add(prompt)]
     lookup = run.scheduler.kv_cache_manager.get_computed_blocks
     assert lookup(request)[1] == BLOCK * 6
-    assert len(run.planner._planned) == 1
+    assert len(run.scheduler_side.lookup.planned) == 1
     drop_checkpoints(run, below=0)
     assert lookup(request)[1] == 0
-    assert run.planner._planned == {}
+    assert run.scheduler_side.lookup.planned == {}
     run.finish()
     assert run.restores == []
     assert run.cached[request.request_id] == 0
@@ -205,7 +212,7 @@ def test_a_state_that_is_offered_in_part_is_not_stored(model):
 
     def stores(offers):
         state = types.SimpleNamespace(boundary_state_offloads={request.request_id: offers})
-        return run.planner.plan(state)[1]
+        return run.scheduler_side.plan(state)[1]
 
     whole = [(group, 10 + group, BLOCK * 2) for group in range(3)]
     assert stores(whole[:2]) == []
@@ -216,7 +223,7 @@ def test_a_state_that_is_offered_in_part_is_not_stored(model):
 
 def test_only_prefill_ends_at_the_interval():
     """A request of 100 prompt tokens and an interval of 64; at its last token it decodes."""
-    end = end_chunks(64, Guard())
+    end = ChunkEnds(64, new_barrier()).end
 
     def tokens(start, wanted, prompt=100, total=100):
         request = types.SimpleNamespace(

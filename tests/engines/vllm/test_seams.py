@@ -251,7 +251,7 @@ def test_loading_the_plugin_loads_nothing_else():
     )
     assert done.returncode == 0, done.stderr
     modules, module, wrapped = json.loads(done.stdout.splitlines()[-1])
-    assert modules == [f"statecache_vllm{m}" for m in ("", ".adapter", ".names", ".seams")]
+    assert modules == [f"statecache_vllm{m}" for m in ("", ".adapter", ".engine_paths", ".seams")]
     assert (module, wrapped) == ("vllm.v1.core.sched.scheduler", False)
 
 

@@ -2,7 +2,7 @@
 
 24 agents of 20 turns as `statecache generate agent` makes them, 16-token blocks, memory of 1,024
 pages; a state in the pool takes its pages away from the blocks. Measured: vLLM .8435, `reuse`
-.8598, `gds` .7923, native 10 and 20 % .8478 and .8646, int8 10 and 20 % .8933 and .8716. The table
+.8598, native 10 and 20 % .8478 and .8646, int8 10 and 20 % .8933 and .8716. The table
 of more sizes and seeds is in the README; `sessions.py` prints it.
 """
 

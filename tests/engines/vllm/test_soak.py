@@ -19,7 +19,7 @@ POOL = {"checkpoints": "native", "checkpoint_slots": 16}
 KINDS = {
     "reuse and pool": POOL,
     "pool by learned": {**POOL, "policy": "learned"},
-    "gds": {"block_order": "gds"},
+    "reuse": {},
     "stock and int8 pool": {"block_order": "stock", "int8": True, "int8_slots": 16},
 }
 
@@ -27,28 +27,32 @@ KINDS = {
 def check(run: Run) -> None:
     """The counts of vLLM, the plugin's own invariants, and that both know the same."""
     run.check()
-    planner, pool = run.planner, run.pool
-    assert planner.guard.anomalies == 0
-    assert planner.queue is not None
+    scheduler_side, pool = run.scheduler_side, run.pool
+    assert scheduler_side.faults.anomalies == 0
+    assert scheduler_side.queue is not None
     running = set(run.scheduler.requests)
-    assert set(planner._requests) == running
-    for known in (planner._proven.known, planner._planned, planner._hit):
+    assert set(scheduler_side.stores.requests) == running
+    for known in (
+        scheduler_side.lookup.protected.known,
+        scheduler_side.lookup.planned,
+        scheduler_side.lookup._hit,
+    ):
         assert set(known) <= running
-    assert set(planner.report._found) <= running
+    assert set(scheduler_side.report._found) <= running
     keys = {block.block_hash for block in pool.blocks} - {None}
     keys |= {key for several in pool.cached_block_hashes_by_block.values() for key in several}
     assert len(pool.cached_block_hash_to_block) == len(keys)
-    tree = getattr(planner.queue, "tree", None)
+    tree = getattr(scheduler_side.queue, "tree", None)
     if tree is not None:
-        for state in planner.queue.take_gone():  # as the next state that is set would
+        for state in scheduler_side.queue.take_gone():  # as the next state that is set would
             tree.dropped(state)
         tree.check()
-    if planner.book is not None:
-        planner.book.check()
-        for state in planner.book.tree_states():
-            for group in planner._states:
-                key = seams.key_of(planner.book.tree.hash_of(state), group)
-                assert planner._cached.has_checkpoint(key)
+    if scheduler_side.checkpoints is not None:
+        scheduler_side.checkpoints.check()
+        for state in scheduler_side.checkpoints.tree_states():
+            for group in scheduler_side.layout.state_groups:
+                key = seams.key_of(scheduler_side.checkpoints.tree.hash_of(state), group)
+                assert scheduler_side.parts.block_index.has_checkpoint(key)
     # What the harness itself keeps of requests that ended.
     for kept in (run.cached, run.chunk_ends, run.restores):
         kept.clear()
@@ -68,8 +72,8 @@ def soaked(
         every=every,
     )
     assert run.shadow.resumed > report.requests / 50
-    if run.planner.book is not None:
-        assert run.planner.book.counts.evicted > report.requests / 50
+    if run.scheduler_side.checkpoints is not None:
+        assert run.scheduler_side.checkpoints.counts.evicted > report.requests / 50
     return report
 
 

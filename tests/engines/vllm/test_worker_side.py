@@ -7,7 +7,7 @@ import torch
 from scheduled import GROUPS, _groups
 
 from statecache.engine.settings import Settings
-from statecache_vllm import checkpoint_store, seams
+from statecache_vllm import seams
 from statecache_vllm import worker_side as worker
 from statecache_vllm.connector import Stored
 
@@ -26,7 +26,7 @@ class FakeBase:
         extra = {"statecache": given(checkpoint_slots=2)}
         transfer = types.SimpleNamespace(kv_connector_extra_config=extra)
         self.vllm_config = types.SimpleNamespace(kv_transfer_config=transfer)
-        specs = {name: one.kv_cache_spec for one in _groups(16) for name in one.layer_names}
+        specs = {name: group.kv_cache_spec for group in _groups(16) for name in group.layer_names}
         self.model_runner = types.SimpleNamespace(get_kv_cache_spec=lambda: specs)
 
     def determine_available_memory(self):
@@ -73,13 +73,13 @@ def store_over(monkeypatch, *, shared, **more):
     def layer():
         return [torch.randn(BLOCKS, 3, 512).bfloat16(), torch.randn(BLOCKS, 4, 64, 64)]
 
-    one = layer()
-    tensors = {f"state.{group}": one if shared else layer() for group in range(GROUPS)}
+    same = layer()
+    tensors = {f"state.{group}": same if shared else layer() for group in range(GROUPS)}
     monkeypatch.setattr(seams, "state_tensors", lambda _, names: [tensors[n] for n in names])
     settings = Settings.from_given(given(**more), {})
     config = types.SimpleNamespace(cache_config=types.SimpleNamespace(num_gpu_blocks_override=None))
     kv = types.SimpleNamespace(kv_cache_groups=_groups(16), num_blocks=BLOCKS)
-    return checkpoint_store.CheckpointStore(settings, config, kv), list(tensors.values())
+    return worker.CheckpointStore(settings, config, kv), list(tensors.values())
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -15,7 +15,7 @@ from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import serve
 from statecache.trace.format import BLOCK_TOKENS, read_trace
 from statecache.trace.generate_mixed import MixedWorkload, mixed_lines
-from statecache_vllm.checkpoints import CheckpointBook
+from statecache_vllm.checkpoints import CheckpointManager
 
 
 def numbers(count: int, start: int = 0) -> array[int]:
@@ -123,7 +123,7 @@ def test_the_book_of_vllms_pool_hits_and_evicts_what_the_replay_does(
     schedule = make_schedule(tree, kv, admission, chunk_tokens=8 * BLOCK_TOKENS)
     expected = serve(schedule, "learned", 16, CostModel())
     given = Settings.from_given({"kv_cache_plugin": "statecache", "policy": "learned"}, {})
-    book = CheckpointBook(given, 16, BLOCK_TOKENS, lambda _hash, _resident: None)
+    book = CheckpointManager(given, 16, BLOCK_TOKENS, lambda _hash, _resident: None)
     hits = []
     served = [r for r, resident in enumerate(kv.resident) if resident >= 0]
     for r, request in zip(served, schedule.requests, strict=True):
@@ -131,7 +131,7 @@ def test_the_book_of_vllms_pool_hits_and_evicts_what_the_replay_does(
         resident = request.resident_tokens // BLOCK_TOKENS
         ends = [schedule.depths[c] // BLOCK_TOKENS for c in request.admitted]
         book.tree.requested(path, request.prompt_tokens, ends, resident * BLOCK_TOKENS)
-        hit = book.deepest(path[:resident], 0)
+        hit = book.lookup(path[:resident], 0)
         depth = 0
         if hit is not None:
             depth = book.tree.depth_of(hit[0])
@@ -139,11 +139,11 @@ def test_the_book_of_vllms_pool_hits_and_evicts_what_the_replay_does(
             book.tree.pin(hit[0])
         hits.append(depth * BLOCK_TOKENS)
         for node in kv.dropped[r]:
-            book.kv_gone(node.to_bytes(8, "little"))
+            book.drop_below(node.to_bytes(8, "little"))
         for end in ends:
             if end > depth:
-                made = book.store(path[:end], end=end == ends[-1])
-                book.stored([made[0]] if made else [], [])
+                made = book.prepare_store(path[:end], end=end == ends[-1])
+                book.complete_store([made[0]] if made else [], [])
         if hit is not None and hit[0] in book.tree:
             book.tree.unpin(hit[0])
         book.check()

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from statecache.engine.settings import Settings
-from statecache_vllm.checkpoints import CheckpointBook
+from statecache_vllm.checkpoints import CheckpointManager
 from statecache_vllm.state_tree import StateTree
 
 BLOCK = 16
@@ -117,41 +117,41 @@ class Told(dict):
 
 
 def book(slots):
-    return CheckpointBook(settings(), slots, BLOCK, Told())
+    return CheckpointManager(settings(), slots, BLOCK, Told())
 
 
 def stored(made, text):
-    state, _ = made.store(path(text))
-    made.stored([state], [])
+    state, _ = made.prepare_store(path(text))
+    made.complete_store([state], [])
     return state
 
 
 def test_a_state_is_published_when_the_workers_have_stored_it():
     made = book(2)
-    state, slot = made.store(path("ab"))
-    assert made.deepest(path("abc"), 0) is None
-    made.stored([state], [])
-    assert made.deepest(path("abc"), 0) == (state, slot)
-    assert made.deepest(path("abc"), 2) is None, "not deeper than what is cached anyway"
-    assert made.store(path("ab")) is None, "it has its slot"
+    state, slot = made.prepare_store(path("ab"))
+    assert made.lookup(path("abc"), 0) is None
+    made.complete_store([state], [])
+    assert made.lookup(path("abc"), 0) == (state, slot)
+    assert made.lookup(path("abc"), 2) is None, "not deeper than what is cached anyway"
+    assert made.prepare_store(path("ab")) is None, "it has its slot"
     assert made._told == {b"ab": True}
     made.check()
 
 
 def test_a_refused_state_is_forgotten_and_its_slot_is_free():
     made = book(1)
-    state, slot = made.store(path("ab"))
-    made.stored([state], [state])
-    assert made.deepest(path("ab"), 0) is None
+    state, slot = made.prepare_store(path("ab"))
+    made.complete_store([state], [state])
+    assert made.lookup(path("ab"), 0) is None
     assert made.counts.refused == 1
-    assert made.store(path("cd"))[1] == slot
+    assert made.prepare_store(path("cd"))[1] == slot
     made.check()
 
 
 def test_a_slot_that_waits_for_its_store_is_not_given_away():
     made = book(1)
-    made.store(path("ab"))
-    assert made.store(path("cd")) is None
+    made.prepare_store(path("ab"))
+    assert made.prepare_store(path("cd")) is None
     assert made.counts.skipped == 1
     made.check()
 
@@ -170,23 +170,23 @@ def test_a_state_whose_kv_is_gone_gives_its_slot_back():
     made = book(3)
     for text in ("ab", "abcd", "q"):
         stored(made, text)
-    made.kv_gone(b"abc")
+    made.drop_below(b"abc")
     assert len(made) == 2
-    made.kv_gone(b"a")
+    made.drop_below(b"a")
     assert (len(made), made.counts.worthless) == (1, 2)
     made.check()
 
 
 def test_what_is_reported_late_about_a_dropped_state_changes_nothing():
     made = book(1)
-    state, _ = made.store(path("ab"))
-    made.kv_gone(b"ab")
-    again, _ = made.store(path("ab"))
+    state, _ = made.prepare_store(path("ab"))
+    made.drop_below(b"ab")
+    again, _ = made.prepare_store(path("ab"))
     assert again != state
-    made.stored([state], [state])
-    assert made.deepest(path("ab"), 0) is None
-    made.stored([again], [])
-    assert made.deepest(path("ab"), 0)[0] == again
+    made.complete_store([state], [state])
+    assert made.lookup(path("ab"), 0) is None
+    made.complete_store([again], [])
+    assert made.lookup(path("ab"), 0)[0] == again
     made.check()
 
 
@@ -195,9 +195,9 @@ def test_after_a_reset_nothing_is_left(waiting):
     made = book(2)
     stored(made, "ab")
     if waiting:
-        made.store(path("cd"))
+        made.prepare_store(path("cd"))
     made.clear()
-    assert (len(made), made.deepest(path("ab"), 0)) == (0, None)
+    assert (len(made), made.lookup(path("ab"), 0)) == (0, None)
     assert set(made._told.values()) == {False}
     made.check()
 
@@ -210,16 +210,16 @@ def test_random_traffic_loses_no_slot():
         text = "".join(rng.choice("abc") for _ in range(rng.randint(1, 4)))
         match rng.choice(("store", "store", "report", "gone", "find")):
             case "store":
-                planned = made.store(path(text))
+                planned = made.prepare_store(path(text))
                 if planned is not None:
                     open_stores.append(planned[0])
             case "report" if open_stores:
                 state = open_stores.pop(0)
-                made.stored([state], [state] if rng.random() < 0.2 else [])
+                made.complete_store([state], [state] if rng.random() < 0.2 else [])
             case "gone" if rng.random() < 0.3:
-                made.kv_gone(rng.choice(path(text)))
+                made.drop_below(rng.choice(path(text)))
             case "find":
-                found = made.deepest(path(text), 0)
+                found = made.lookup(path(text), 0)
                 if found is not None:
                     made.restored(found[0])
         made.check()

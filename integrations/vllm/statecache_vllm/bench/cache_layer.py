@@ -158,8 +158,11 @@ class CacheLayer:
     @property
     def evicted_and_skipped(self) -> tuple[int | None, int | None]:
         """States of a checkpoint pool that went, and that found no slot; None without one."""
-        book = getattr(getattr(self._scheduler.connector, "planner", None), "book", None)
-        return (None, None) if book is None else (book.counts.evicted, book.counts.skipped)
+        ours = getattr(self._scheduler.connector, "scheduler_side", None)
+        checkpoints = None if ours is None else ours.checkpoints
+        if checkpoints is None:
+            return None, None
+        return checkpoints.counts.evicted, checkpoints.counts.skipped
 
     def _resident(self, request: Any) -> int:
         """Return the tokens whose KV is there; the last token of a prompt is always computed."""
@@ -174,8 +177,8 @@ class CacheLayer:
         """One step of the engine; every store is reported as done."""
         outputs = load("vllm.v1.outputs")
         planned = self._scheduler.schedule()
-        for one in planned.scheduled_new_reqs:
-            self._cached[one.req_id] = one.num_computed_tokens
+        for new in planned.scheduled_new_reqs:
+            self._cached[new.req_id] = new.num_computed_tokens
         names = list(planned.num_scheduled_tokens)
         if not names:
             raise RuntimeError("a request does not fit the blocks")

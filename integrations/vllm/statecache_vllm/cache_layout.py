@@ -1,0 +1,36 @@
+"""How the cache of one scheduler is divided: groups of layers, tokens of a block, states apart."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from statecache_vllm.views import Request
+
+__all__ = ["CacheLayout"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheLayout:
+    """Groups by number, and the unit in which prompts are compared.
+
+    `block_tokens` are the tokens of a block, of which vLLM takes `hashes_per_block` hashes; states
+    are wanted every `interval` tokens, 0 for at no fixed distance.
+    """
+
+    state_groups: tuple[int, ...]
+    attention_groups: tuple[int, ...]
+    block_tokens: int
+    hashes_per_block: int
+    interval: int
+
+    def path(self, request: Request, tokens: int) -> list[bytes]:
+        """Return one hash for each full block of the first tokens of a request."""
+        step, hashes = self.hashes_per_block, request.block_hashes
+        count = min(tokens // self.block_tokens, len(hashes) // step)
+        return list(hashes[step - 1 : count * step : step])
+
+    def offered_blocks(self, blocks: int) -> list[int]:
+        """Return after how many blocks of a prompt states will be offered, as far as is known."""
+        every = self.interval // self.block_tokens
+        between = range(every, blocks, every) if every else ()
+        return [*between, blocks] if blocks else []

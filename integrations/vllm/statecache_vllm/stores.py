@@ -1,0 +1,95 @@
+"""Which of the states that a step leaves behind are stored, and what became of each store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from statecache.engine.faults import guarded
+from statecache_vllm.cache_layout import CacheLayout
+from statecache_vllm.checkpoints import CheckpointCopy, CheckpointManager
+from statecache_vllm.hand_over import ActiveParts
+from statecache_vllm.views import BoundaryStates, Request
+
+__all__ = ["Stores"]
+
+
+class Stores:
+    """Plans the stores of each step of one scheduler. `requests` are those it serves, by name."""
+
+    def __init__(self, parts: ActiveParts, layout: CacheLayout) -> None:
+        self.faults = parts.faults
+        self.requests: dict[str, Request] = {}
+        self._parts = parts
+        self._layout = layout
+
+    def plan(self, states: BoundaryStates | None) -> list[CheckpointCopy]:
+        """Return what the workers are to store after the forward of this step."""
+        if self._parts.checkpoints is None or states is None:
+            return []
+        return self._plan(self._parts.checkpoints, states)
+
+    def _plan_nothing(self, *_: object) -> list[CheckpointCopy]:
+        self._parts.end_checkpoints()
+        return []
+
+    @guarded(_plan_nothing)
+    def _plan(self, checkpoints: CheckpointManager, states: BoundaryStates) -> list[CheckpointCopy]:
+        copies: list[CheckpointCopy] = []
+        for name, offers in states.boundary_state_offloads.items():
+            request = self.requests.get(name)
+            if request is not None:
+                copies += self._copies_of(checkpoints, request, offers)
+        return copies
+
+    def _copies_of(
+        self,
+        checkpoints: CheckpointManager,
+        request: Request,
+        offers: Sequence[tuple[int, int, int]],
+    ) -> list[CheckpointCopy]:
+        layout = self._layout
+        by_depth: dict[int, dict[int, int]] = {}
+        for group, block_id, tokens in offers:
+            by_depth.setdefault(tokens, {})[group] = block_id
+        copies = []
+        for tokens, blocks in by_depth.items():
+            if tokens % layout.block_tokens or len(blocks) != len(layout.state_groups):
+                continue  # the end of a prompt inside a block, which the blocks keep
+            last = request.num_prompt_tokens // layout.block_tokens * layout.block_tokens
+            end = tokens >= last
+            between = not end and layout.interval > 0 and tokens % layout.interval == 0
+            path = layout.path(request, tokens)
+            stored = checkpoints.prepare_store(path, end=end, between=between)
+            if stored is not None:
+                at = tuple(blocks[group] for group in layout.state_groups)
+                copies.append(CheckpointCopy(*stored, at))
+        return copies
+
+    def complete(self, states: Sequence[int], refused: Sequence[int], *, failed: bool) -> None:
+        """The workers report; `failed` if one of them could not store."""
+        checkpoints = self._parts.checkpoints
+        if checkpoints is None:
+            return
+        if failed:
+            self.faults.count("a worker could not store a state")
+            self._parts.end_checkpoints()
+        else:
+            self._complete(checkpoints, states, refused)
+
+    def _end_checkpoints(self, *_: object) -> None:
+        self._parts.end_checkpoints()
+
+    @guarded(_end_checkpoints)
+    def _complete(
+        self, checkpoints: CheckpointManager, states: Sequence[int], refused: Sequence[int]
+    ) -> None:
+        checkpoints.complete_store(states, refused)
+
+    def forget(self) -> None:
+        """Drop every checkpoint: the weights may have changed."""
+        if self._parts.checkpoints is not None:
+            self._clear(self._parts.checkpoints)
+
+    @guarded(_end_checkpoints)
+    def _clear(self, checkpoints: CheckpointManager) -> None:
+        checkpoints.clear()
