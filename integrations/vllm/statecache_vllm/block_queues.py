@@ -27,7 +27,7 @@ __all__ = [
 
 def new_queue(settings: Settings, index: BlockHashIndex, layout: CacheLayout) -> BlockQueue:
     """Return the empty queue of the block policy."""
-    if settings.block_order == "reuse":
+    if settings.block_policy == "reuse":
         attention = layout.attention_groups
         return ReuseQueue(index, seams.key_of(b"", attention[0]) if attention else b"")
     return FifoQueue(index)

@@ -27,7 +27,6 @@ __all__ = [
     "knows_states",
     "pool_slots",
     "set_aside",
-    "slots_flag",
 ]
 
 _log = logging.getLogger("statecache.vllm")
@@ -77,17 +76,12 @@ def bytes_per_state(mode: str, kv_cache_config: KVCacheConfig) -> int:
     return _state_bytes([(spec, layers) for spec, layers in specs if seams.is_mamba(spec)], mode)
 
 
-def slots_flag(settings: Settings) -> str:
-    """Return the flag that says, or would say, how many states the pool holds."""
-    return flag_of("checkpoint_slots" if settings.int8_slots is None else "int8_slots")
-
-
 def check_slots(settings: Settings, vllm_config: VllmConfig) -> None:
     """Raise `SettingsError` if the slots asked for need more memory than a device has at all.
 
     Before an engine is started, from the file of a model that is known; `set_aside` sees any.
     """
-    asked, ranks = settings.pool_slots, vllm_config.parallel_config.tensor_parallel_size
+    asked, ranks = settings.checkpoint_slots, vllm_config.parallel_config.tensor_parallel_size
     if asked is None:
         return
     try:
@@ -97,7 +91,7 @@ def check_slots(settings: Settings, vllm_config: VllmConfig) -> None:
     dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
     state = vllm_config.cache_config.mamba_ssm_cache_dtype
     model = msgspec.structs.replace(model, dtype=dtype if dtype in DTYPE_BYTES else model.dtype)
-    kept = settings.checkpoint_mode or "native"
+    kept = settings.checkpoints or "native"
     state_bytes = model.bytes_at_rest(kept, "vllm", state if state in DTYPE_BYTES else None)
     if asked * state_bytes > (total := seams.device_memory()):
         raise SettingsError(
@@ -106,20 +100,20 @@ def check_slots(settings: Settings, vllm_config: VllmConfig) -> None:
 
 
 def _need(settings: Settings, slots: int, state_bytes: int) -> str:
-    what = f"{slots} {settings.checkpoint_mode} checkpoints of {state_bytes:,} bytes"
-    return f"{slots_flag(settings)}: {what} need {slots * state_bytes:,} bytes"
+    what = f"{slots} {settings.checkpoints} checkpoints of {state_bytes:,} bytes"
+    return f"{flag_of('checkpoint_slots')}: {what} need {slots * state_bytes:,} bytes"
 
 
 def pool_slots(settings: Settings, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int:
     """Return how many states the checkpoint pool holds."""
-    mode = settings.checkpoint_mode
+    mode = settings.checkpoints
     if mode is None:
         return 0
     groups = kv_cache_config.kv_cache_groups
     state_bytes = bytes_per_state(mode, kv_cache_config)
     block = max(g.kv_cache_spec.page_size_bytes * len(g.layer_names) for g in groups)
     blocks = int(kv_cache_config.num_blocks)
-    asked = settings.pool_slots
+    asked = settings.checkpoint_slots
     slots = asked if asked is not None else blocks * block // (_SHARE - 1) // state_bytes
     if slots < 1:
         exit_engine(
@@ -145,10 +139,10 @@ def dry_run_sizes(settings: Settings, kv_cache_config: KVCacheConfig) -> tuple[i
     Without a pool in the settings, exact copies in a tenth of the memory.
     """
     groups = kv_cache_config.kv_cache_groups
-    state_bytes = bytes_per_state(settings.checkpoint_mode or "native", kv_cache_config)
+    state_bytes = bytes_per_state(settings.checkpoints or "native", kv_cache_config)
     block = max(g.kv_cache_spec.page_size_bytes * len(g.layer_names) for g in groups)
     total = int(kv_cache_config.num_blocks) * block
-    slots = settings.pool_slots or max(total // _SHARE // state_bytes, 1)
+    slots = settings.checkpoint_slots or max(total // _SHARE // state_bytes, 1)
     kv = [g.kv_cache_spec.block_size for g in groups if not seams.is_mamba(g.kv_cache_spec)]
     blocks = max(total - slots * state_bytes, block) // block
     return slots, blocks * min(kv) // len(kv)
@@ -156,10 +150,10 @@ def dry_run_sizes(settings: Settings, kv_cache_config: KVCacheConfig) -> tuple[i
 
 def set_aside(settings: Settings, specs: Iterable[KVCacheSpec], available: int) -> int:
     """Return what is left of `available` bytes for blocks."""
-    mode = settings.checkpoint_mode
+    mode = settings.checkpoints
     if mode is None:
         return available
-    asked = settings.pool_slots
+    asked = settings.checkpoint_slots
     if asked is None:
         return available - available // _SHARE
     state_bytes = _state_bytes([(spec, 1) for spec in specs if seams.is_mamba(spec)], mode)

@@ -33,12 +33,12 @@ def configure(
     if settings.record is not None and multiprocessing.parent_process() is None:
         check_record_file(settings.record)  # in a child it may be that of this very server
     in_force = settings.in_force
-    if settings.policy == "learned" and not settings.dry_run and not settings.checkpoint_mode:
+    if settings.policy == "learned" and not settings.dry_run and not settings.checkpoints:
         raise SettingsError(
             "--statecache-policy learned needs --statecache-checkpoints: it rules the slots of that"
-            " pool (the blocks have --statecache-block-order)"
+            " pool (the blocks have --statecache-block-policy)"
         )
-    refusals.refuse(engine_args, pool=in_force.checkpoint_mode is not None)
+    refusals.refuse(engine_args, pool=in_force.checkpoints is not None)
     if engine_args.block_size is not None:
         # The block can only become a multiple of this one, in processes that start later.
         check_interval(in_force, engine_args.block_size)
@@ -47,12 +47,12 @@ def configure(
         given["cost"] = f"{settings.cost[0]!r},{settings.cost[1]!r}"
     worker_class = engine_args.worker_cls
     engine_args.kv_transfer_config = seams.connect(given)
-    if in_force.checkpoint_mode is not None:
+    if in_force.checkpoints is not None:
         engine_args.worker_cls = seams.worker_class()
     try:
         config = create()
     finally:
-        if in_force.checkpoint_mode is not None:
+        if in_force.checkpoints is not None:
             engine_args.worker_cls = worker_class
         engine_args.kv_transfer_config = None
     if not config.model_config.is_hybrid:
@@ -63,8 +63,8 @@ def configure(
     _check(config)
     _log.info(
         "statecache: block policy %s, checkpoints %s, policy %s, vLLM %s",
-        in_force.block_order,
-        in_force.checkpoint_mode or "none",
+        in_force.block_policy,
+        in_force.checkpoints or "none",
         settings.policy,
         seams.engine_version(),
     )

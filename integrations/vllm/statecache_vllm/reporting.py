@@ -40,8 +40,8 @@ def policy_label(settings: Settings) -> str:
     """Return the order of the blocks and, with a pool, the policy of its slots."""
     if settings.dry_run:
         return DRY_RUN
-    pool = "" if settings.checkpoint_mode is None else f"+{settings.policy}"
-    return f"{settings.block_order}{pool}"
+    pool = "" if settings.checkpoints is None else f"+{settings.policy}"
+    return f"{settings.block_policy}{pool}"
 
 
 class SchedulerReport:
@@ -51,7 +51,7 @@ class SchedulerReport:
         self, settings: Settings, parts: ActiveParts, kv_cache_config: KVCacheConfig
     ) -> None:
         self._settings, self._parts = settings, parts
-        mode = settings.checkpoint_mode
+        mode = settings.checkpoints
         self._bytes = 0 if mode is None else bytes_per_state(mode, kv_cache_config)
         self._counts = Counts()
         self._found: dict[str, tuple[int, int]] = {}
@@ -101,10 +101,10 @@ class SchedulerReport:
 
     def _sample(self) -> dict[str, float]:
         parts, settings = self._parts, self._settings
-        ordered = settings.block_order != "stock"
-        active = (ordered or bool(settings.checkpoint_mode)) and not (
+        ordered = settings.block_policy != "stock"
+        active = (ordered or bool(settings.checkpoints)) and not (
             (ordered and parts.queue is None)
-            or (settings.checkpoint_mode and parts.checkpoints is None)
+            or (settings.checkpoints and parts.checkpoints is None)
         )
         if parts.checkpoints is not None:
             self._of_checkpoints = self._sample_checkpoints(parts.checkpoints)
@@ -120,7 +120,7 @@ class SchedulerReport:
 
     def _sample_checkpoints(self, checkpoints: CheckpointManager) -> dict[str, float]:
         """Return the numbers of the checkpoint pool; the counts outlive a pool that failed."""
-        mode, counts = self._settings.checkpoint_mode, checkpoints.counts
+        mode, counts = self._settings.checkpoints, checkpoints.counts
         return {
             **checkpoints.events.sample(),
             **checkpoints.tree.sample(),

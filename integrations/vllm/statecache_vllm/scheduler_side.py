@@ -54,7 +54,7 @@ class SchedulerSide:
         self.report = SchedulerReport(settings, self.parts, kv_cache_config)
         self._groups = seams.groups_of(kv_cache_config)
         self._slots = 0
-        if settings.checkpoint_mode is not None:
+        if settings.checkpoints is not None:
             states, attention, other = self._groups
             if other or not states or not attention:
                 exit_engine(
@@ -90,7 +90,7 @@ class SchedulerSide:
         rows = [patches.GET_COMPUTED_BLOCKS.on(manager).wrapped_by(self.lookup.get_computed_blocks)]
         if self._settings.dry_run:
             rows.append(patches.REMOVE_SKIPPED_BLOCKS.on(manager).replaced_by(_remove_nothing))
-        if self._settings.block_order != "stock" or self._slots:
+        if self._settings.block_policy != "stock" or self._slots:
             self._take_blocks(manager, rows)
         PatchSet(rows).install()
         self._say_what_is_in_force()
@@ -124,7 +124,7 @@ class SchedulerSide:
         block = self.layout.block_tokens
         _log.info(
             "statecache: block policy %s; %d blocks of %d tokens; %d checkpoints, %s tokens apart",
-            self._settings.block_order,
+            self._settings.block_policy,
             self.parts.pool.get_num_free_blocks(),
             block,
             self._slots,

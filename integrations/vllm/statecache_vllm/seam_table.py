@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statecache.engine.seams import Seam, methods, replaced
+from statecache.engine.views import View
 from statecache_vllm import views
 from statecache_vllm.engine_paths import (
     ARGUMENTS,
@@ -149,30 +150,30 @@ SEAMS: tuple[Seam, ...] = (
 )
 
 # The types that say what is read of an object, and the class of vLLM that each is a view of.
-VIEWS: tuple[tuple[str, type], ...] = (
-    (f"{HASHES}:KVCacheBlock", views.KVCacheBlock),
-    (f"{HASHES}:FreeKVCacheBlockQueue", views.FreeQueue),
-    (f"{POOL}:BlockHashToBlockMap", views.BlockMap),
-    (f"{POOL}:BlockPool", views.BlockPool),
-    (f"{BLOCK_METRICS}:KVCacheMetricsCollector", views.MetricsCollector),
-    (f"{TYPE_MANAGER}:SingleTypeKVCacheManager", views.SingleTypeManager),
-    (f"{COORDINATOR}:HybridKVCacheCoordinator", views.Coordinator),
-    (f"{MANAGER}:KVCacheBlocks", views.KVCacheBlocks),
-    (f"{MANAGER}:KVCacheManager", views.KVCacheManager),
-    (f"{REQUEST}:Request", views.Request),
-    (f"{LORA}:LoRARequest", views.LoraRequest),
-    (f"{SPECS}:KVCacheSpec", views.KVCacheSpec),
-    (f"{SPECS}:MambaSpec", views.MambaSpec),
-    (f"{SPECS}:KVCacheGroupSpec", views.KVCacheGroup),
-    (f"{SPECS}:KVCacheConfig", views.KVCacheConfig),
-    (f"{SCHEDULER}:Scheduler", views.Scheduler),
-    (f"{SCHEDULER_OUTPUT}:SchedulerOutput", views.SchedulerOutput),
-    (f"{SCHEDULER_OUTPUT}:KVConnectorBlockState", views.BoundaryStates),
-    (f"{OUTPUTS}:KVConnectorOutput", views.ConnectorOutput),
-    (f"{ARGUMENTS}:EngineArgs", views.EngineArgs),
-    (f"{TRANSFER}:VllmConfig", views.VllmConfig),
-    (f"{TRANSFER}:CacheConfig", views.CacheConfig),
-    (f"{TRANSFER}:ModelConfig", views.ModelConfig),
-    (f"{TRANSFER}:KVTransferConfig", views.TransferConfig),
-    (f"{WORKER}:Worker", views.Worker),
+VIEWS: tuple[View, ...] = (
+    View(views.KVCacheBlock, f"{HASHES}:KVCacheBlock"),
+    View(views.FreeQueue, f"{HASHES}:FreeKVCacheBlockQueue"),
+    View(views.BlockMap, f"{POOL}:BlockHashToBlockMap"),
+    View(views.BlockPool, f"{POOL}:BlockPool"),
+    View(views.MetricsCollector, f"{BLOCK_METRICS}:KVCacheMetricsCollector"),
+    View(views.SingleTypeManager, f"{TYPE_MANAGER}:SingleTypeKVCacheManager"),
+    View(views.Coordinator, f"{COORDINATOR}:HybridKVCacheCoordinator"),
+    View(views.KVCacheBlocks, f"{MANAGER}:KVCacheBlocks"),
+    View(views.KVCacheManager, f"{MANAGER}:KVCacheManager"),
+    View(views.Request, f"{REQUEST}:Request"),
+    View(views.LoraRequest, f"{LORA}:LoRARequest"),
+    View(views.KVCacheSpec, f"{SPECS}:KVCacheSpec"),
+    View(views.MambaSpec, f"{SPECS}:MambaSpec"),
+    View(views.KVCacheGroup, f"{SPECS}:KVCacheGroupSpec"),
+    View(views.KVCacheConfig, f"{SPECS}:KVCacheConfig"),
+    View(views.Scheduler, f"{SCHEDULER}:Scheduler"),
+    View(views.SchedulerOutput, f"{SCHEDULER_OUTPUT}:SchedulerOutput"),
+    View(views.BoundaryStates, f"{SCHEDULER_OUTPUT}:KVConnectorBlockState"),
+    View(views.ConnectorOutput, f"{OUTPUTS}:KVConnectorOutput"),
+    View(views.EngineArgs, f"{ARGUMENTS}:EngineArgs"),
+    View(views.VllmConfig, f"{TRANSFER}:VllmConfig"),
+    View(views.CacheConfig, f"{TRANSFER}:CacheConfig"),
+    View(views.ModelConfig, f"{TRANSFER}:ModelConfig"),
+    View(views.TransferConfig, f"{TRANSFER}:KVTransferConfig"),
+    View(views.Worker, f"{WORKER}:Worker"),
 )

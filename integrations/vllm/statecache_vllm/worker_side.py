@@ -13,10 +13,10 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from statecache.engine.faults import guarded
-from statecache.engine.settings import Settings
+from statecache.engine.settings import Settings, flag_of
 from statecache.errors import escape_control_chars, exit_engine
 from statecache_vllm import seams
-from statecache_vllm.checkpoint_memory import describe, pool_slots, set_aside, slots_flag
+from statecache_vllm.checkpoint_memory import describe, pool_slots, set_aside
 from statecache_vllm.checkpoints import CheckpointCopy
 from statecache_vllm.hand_over import new_barrier
 from statecache_vllm.views import KVCacheConfig, SchedulerOutput, VllmConfig, Worker
@@ -46,7 +46,7 @@ class WorkerSide:
 
     def make_store(self) -> None:
         """Make the checkpoint pool for the states of this worker, if there is to be one."""
-        if self._settings.checkpoint_mode is not None:
+        if self._settings.checkpoints is not None:
             self.store = CheckpointStore(self._settings, *self._configs)
 
     def restore(self, copies: Sequence[CheckpointCopy]) -> None:
@@ -98,17 +98,17 @@ class CheckpointStore:
         self, settings: Settings, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
     ) -> None:
         slots = pool_slots(settings, vllm_config, kv_cache_config)
-        self._int8 = settings.checkpoint_mode == "int8"
+        self._int8 = settings.checkpoints == "int8"
         library = import_module("statecache.checkpoint.pool")
         self._pools = []
         for active, positions in _active_states(vllm_config, kv_cache_config):
             total = slots * len(positions)
             try:
-                pool = library.CheckpointPool(active, total, mode=settings.checkpoint_mode)
+                pool = library.CheckpointPool(active, total, mode=settings.checkpoints)
             except (MemoryError, RuntimeError, library.PoolDoesNotFitError) as error:
-                what = f"{slots} {settings.checkpoint_mode} checkpoints"
+                what = f"{slots} {settings.checkpoints} checkpoints"
                 why = escape_control_chars(str(error))
-                exit_engine(f"no memory for {what}: {why}: lower {slots_flag(settings)}")
+                exit_engine(f"no memory for {what}: {why}: lower {flag_of('checkpoint_slots')}")
             pool.alloc(total)
             self._pools.append(_Pool(active, pool, positions))
         self._stored: tuple[int, ...] | None = None
