@@ -1,9 +1,9 @@
-"""What the block order costs vLLM's scheduler: lookup + allocate + free, at 20,000 blocks.
+"""What the block policy costs vLLM's scheduler: lookup + allocate + free, at 20,000 blocks.
 
 usage: python tests/bench/bench_vllm_queue.py MODEL [ROUNDS]
 MODEL is a folder of a hybrid model, of which no weights are used; 48 rounds if not said otherwise.
 
-Every order serves the same requests on vLLM's real cache manager, in a process of its own; the
+Every policy serves the same requests on vLLM's real cache manager, in a process of its own; the
 processes take turns of 20 requests, and are started anew twice. CPU time. Printed are the
 median of the turns, the median of their ratios to vLLM's own queue under the same connector, and
 where 90 % of the ratios lie. `stock` leaves vLLM's queue where it is, so its line shows what the
@@ -27,7 +27,7 @@ from scheduled import Run, words
 
 BLOCKS, BLOCK = 20_000, 16
 PROCESSES, ROUNDS, WARM, TURN = 3, 48, 12, 20  # a turn is so many requests
-ORDERS = ["vLLM", "stock", "reuse", "gds"]
+POLICIES = ["vLLM", "stock", "reuse"]
 
 
 class Fresh:
@@ -57,10 +57,10 @@ class Sessions:
 
 
 class Served:
-    """One order at work, and what it took."""
+    """One policy at work, and what it took."""
 
-    def __init__(self, model, order, workload):
-        plugin = {"block_order": "stock" if order == "vLLM" else order}
+    def __init__(self, model, policy, workload):
+        plugin = {"block_policy": "stock" if policy == "vLLM" else policy}
         self.run = Run(model, blocks=BLOCKS, plugin=plugin)
         self.workload = workload()
         self.seconds = self.noting = self.reused = 0
@@ -81,7 +81,9 @@ class Served:
         self.seconds += clock() - start
         offers = manager.take_boundary_state_offloads()
         start = clock()
-        scheduler.connector.scheduler_side.plan(types.SimpleNamespace(boundary_state_offloads=offers))
+        scheduler.connector.scheduler_side.plan(
+            types.SimpleNamespace(boundary_state_offloads=offers)
+        )
         self.noting += clock() - start
         start = clock()
         manager.free(request)
@@ -91,8 +93,8 @@ class Served:
         del scheduler.requests[request.request_id]
 
     def step(self, manager):
-        for one in manager.coordinator.single_type_managers:
-            one.new_step_starts()
+        for each in manager.coordinator.single_type_managers:
+            each.new_step_starts()
 
     def turn(self):
         """Serve the next requests; return seconds, seconds of noting states, and reused tokens."""
@@ -107,7 +109,7 @@ class Served:
 
 
 def work(pipe, *what):
-    """A process of its own for each order, as in production: no one else's calls in its caches."""
+    """A process of its own for each policy, as in production: no one else's calls in its caches."""
     served = Served(*what)
     gc.freeze()  # what is there already is not looked at in every collection
     pipe.send(None)
@@ -117,35 +119,37 @@ def work(pipe, *what):
 
 
 def compare(model, workload, counted):
-    rounds = {order: [] for order in ORDERS}
+    rounds = {policy: [] for policy in POLICIES}
     for _ in range(PROCESSES):  # where things lie in memory is another matter of luck
         context = multiprocessing.get_context("spawn")
         pipes = {}
-        for order in ORDERS:
-            pipes[order], theirs = context.Pipe()
-            context.Process(target=work, args=(theirs, model, order, workload), daemon=True).start()
+        for policy in POLICIES:
+            pipes[policy], theirs = context.Pipe()
+            context.Process(
+                target=work, args=(theirs, model, policy, workload), daemon=True
+            ).start()
         for pipe in pipes.values():
             pipe.recv()
         # Nobody always comes first, or behind the same one, who left the CPU's caches full.
-        sequences = list(itertools.permutations(ORDERS))
+        sequences = list(itertools.permutations(POLICIES))
         random.Random(0).shuffle(sequences)
         for number, sequence in zip(range(WARM + counted), itertools.cycle(sequences)):
-            for order in sequence:
-                pipes[order].send(True)
-                done = pipes[order].recv()
+            for policy in sequence:
+                pipes[policy].send(True)
+                done = pipes[policy].recv()
                 if number >= WARM:
-                    rounds[order].append(done)
+                    rounds[policy].append(done)
         for pipe in pipes.values():
             pipe.send(False)
     print(f"{workload.__name__}: {workload.__doc__}")
-    for order in ORDERS:
-        seconds, noting, reused = zip(*rounds[order], strict=True)
+    for policy in POLICIES:
+        seconds, noting, reused = zip(*rounds[policy], strict=True)
         ratios = sorted(own[0] / s for own, s in zip(rounds["vLLM"], seconds, strict=True))
         each, noted = (statistics.median(s) / TURN * 1e6 for s in (seconds, noting))
         middle = statistics.median(ratios)
         low, high = ratios[len(ratios) // 20], ratios[-1 - len(ratios) // 20]
         print(
-            f"{order:6} {each:8.1f} us a request, {middle:.3f} of vLLM's throughput"
+            f"{policy:6} {each:8.1f} us a request, {middle:.3f} of vLLM's throughput"
             f" ({low:.3f}-{high:.3f}), noting states {noted:.1f} us,"
             f" {sum(reused) / (TURN * len(reused)):.0f} tokens reused"
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from scheduled import Run, traffic, words
 
 KINDS = {
-    "stock": {"block_order": "stock"},
+    "stock": {"block_policy": "stock"},
     "reuse": {},
     "pool": {"checkpoints": "native", "checkpoint_slots": 16},
 }
@@ -50,9 +50,9 @@ def in_batches(run: Run, log: list[str]) -> None:
 
 
 def note_states(run: Run, log: list[str]) -> None:
-    book = run.scheduler_side.checkpoints
-    if book is not None:
-        log.append(f"{sorted(book._slot.items())}")
+    checkpoints = run.scheduler_side.checkpoints
+    if checkpoints is not None:
+        log.append(f"{sorted(checkpoints._slot.items())}")
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class Way:
 # The shares are the default of the plugin, a tenth, and a fifth.
 WAYS = {
     "vLLM": Way(),
-    "stock": Way({"block_order": "stock"}),
+    "stock": Way({"block_policy": "stock"}),
     "reuse": Way({}),
     "native 10 %": Way(mode="native", share=0.1),
     "native 20 %": Way(mode="native", share=0.2),

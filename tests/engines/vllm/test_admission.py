@@ -43,7 +43,7 @@ def served(model, *prompts, budget=8192, **given):
     [
         ({"checkpoint_interval": 32}, [2, 3, 4, 6], [2, 3, 4, 6]),
         ({"checkpoint_interval": 32, "admission": "dense"}, [2, 3, 4, 6], [2, 3, 4, 6]),
-        ({"admission": "ends+fork"}, [3, 6], [3, 6]),
+        ({"admission": "branch-points"}, [3, 6], [3, 6]),
         ({"admission": "dense"}, [3, 6], [3, 6]),  # every 8,192 tokens: none
     ],
 )
@@ -54,8 +54,8 @@ def test_prompt_ends_forks_and_every_interval(model, policy, given, of_a, of_b):
 
 def test_ends_and_forks_alone_where_the_budget_would_end_chunks(model):
     """A budget of 48 tokens ends a chunk of A after block 3, which is no place for a state."""
-    assert states(served(model, A, budget=48, admission="ends+fork"), A) == [6]
-    run = served(model, A, B, budget=48, admission="ends+fork")
+    assert states(served(model, A, budget=48, admission="branch-points"), A) == [6]
+    run = served(model, A, B, budget=48, admission="branch-points")
     assert (states(run, A), states(run, B)) == ([3, 6], [3, 6])
 
 
@@ -63,18 +63,20 @@ def test_interval_states_of_a_prompt_never_take_the_slot_of_its_only_state(model
     """One slot: the first state, at block 2, stays until that of the end, at block 6."""
     seen = []
     run = served(model, checkpoint_slots=1, checkpoint_interval=32)
-    book = run.scheduler_side.checkpoints
-    store = book.prepare_store
+    checkpoints = run.scheduler_side.checkpoints
+    store = checkpoints.prepare_store
 
     def watched(path, **which):
         made = store(path, **which)
-        seen.append((len(path), made is not None, [book.tree.depth_of(s) for s in book._slot]))
+        seen.append(
+            (len(path), made is not None, [checkpoints.tree.depth_of(s) for s in checkpoints._slot])
+        )
         return made
 
-    book.prepare_store = watched
+    checkpoints.prepare_store = watched
     run.ask(A)
     assert seen == [(2, True, [2]), (4, False, [2]), (6, True, [6])]
-    assert book.counts.skipped == 1
+    assert checkpoints.counts.skipped == 1
 
 
 def test_an_interval_state_may_take_the_slot_of_another_prompt(model):
@@ -90,7 +92,7 @@ def test_what_excludes_another_is_refused():
         Settings.from_given(
             {
                 "kv_cache_plugin": "statecache",
-                "admission": "ends+fork",
+                "admission": "branch-points",
                 "checkpoint_interval": 32,
             },
             {},

@@ -18,7 +18,7 @@ from statecache.tools.doctor_server import look_at_server
 from statecache.trace.format import read_trace
 from support.exposition import wait_for
 
-DRY = {"dry_run": True, "checkpoints": "native", "checkpoint_slots": 6, "block_order": "reuse"}
+DRY = {"dry_run": True, "checkpoints": "native", "checkpoint_slots": 6, "block_policy": "reuse"}
 
 
 def states_of(run: Run, seed: int, steps: int) -> list:

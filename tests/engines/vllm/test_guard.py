@@ -72,7 +72,7 @@ def test_a_queue_that_fails_is_replaced_by_vllms_own(
     owner = QUEUES[order] if name in vars(QUEUES[order]) else BlockQueue
     plant(monkeypatch, owner, name, 40 if name != "unhashed" else 2, after=after)
     pool = POOL if order == "stock" else {}  # alone it is vLLM's own queue
-    one = Run(model, blocks=70, plugin={**pool, "block_order": order})
+    one = Run(model, blocks=70, plugin={**pool, "block_policy": order})
     drive(one, caplog)
     assert one.scheduler_side.queue is None
     assert isinstance(one.pool.free_block_queue, FreeKVCacheBlockQueue)
@@ -103,7 +103,7 @@ def test_a_hit_that_fails_in_the_middle_is_counted_once(model):
 def test_a_map_that_fails_is_replaced_by_vllms_own(monkeypatch, caplog, model, order, name, after):
     """It knows what the blocks say; the queue, which reads the map of the plugin, goes too."""
     plant(monkeypatch, BlockHashIndex, name, 40, after=after)
-    one = Run(model, blocks=70, plugin={**POOL, "block_order": order})
+    one = Run(model, blocks=70, plugin={**POOL, "block_policy": order})
     drive(one, caplog)
     own = one.pool.cached_block_hash_to_block
     assert isinstance(own, BlockHashToBlockMap)
@@ -116,7 +116,7 @@ def test_a_map_that_fails_is_replaced_by_vllms_own(monkeypatch, caplog, model, o
 
 def test_a_block_under_two_keys_is_under_both_in_vllms_own_map(model):
     """As a partial block that was completed: `cached_block_hashes_by_block` has the second one."""
-    one = Run(model, blocks=70, plugin={"block_order": "stock", **POOL})
+    one = Run(model, blocks=70, plugin={"block_policy": "stock", **POOL})
     (block,) = one.pool.get_new_blocks(1)
     keys = [seams.key_of(name, 0) for name in (b"half", b"whole")]
     for key in keys:
@@ -150,11 +150,11 @@ def test_an_order_that_cannot_learn_is_replaced_by_vllms_own(
         *((StateTree, name) for name in ("find", "put", "use", "pin", "unpin", "peek", "erase")),
     ],
 )
-def test_a_book_that_fails_is_dropped_and_the_order_stays(
+def test_checkpoints_that_fail_are_dropped_and_the_block_policy_stays(
     monkeypatch, caplog, model, owner, name, order, after
 ):
     plant(monkeypatch, owner, name, 10, after=after)
-    one = Run(model, blocks=70, plugin={**POOL, "block_order": order})
+    one = Run(model, blocks=70, plugin={**POOL, "block_policy": order})
     drive(one, caplog)
     assert one.scheduler_side.checkpoints is None
     assert isinstance(one.scheduler_side.queue, QUEUES[order])
@@ -162,7 +162,7 @@ def test_a_book_that_fails_is_dropped_and_the_order_stays(
     assert not any(one.scheduler_side.parts.block_index.has_checkpoint(key) for key in keys)
 
 
-def test_a_queue_that_fails_takes_the_book_with_it(monkeypatch, caplog, model):
+def test_a_queue_that_fails_takes_the_checkpoints_with_it(monkeypatch, caplog, model):
     plant(monkeypatch, ReuseQueue, "popleft_n", 60)
     one = Run(model, blocks=70, plugin=POOL)
     drive(one, caplog)

@@ -14,9 +14,9 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 POOL = {"checkpoints": "native", "checkpoint_slots": 64}
 PLUGINS = {
-    **{order: {"block_order": order} for order in ("stock", "reuse")},
+    **{order: {"block_policy": order} for order in ("stock", "reuse")},
     "reuse and pool": POOL,
-    "stock and pool": {**POOL, "block_order": "stock"},
+    "stock and pool": {**POOL, "block_policy": "stock"},
 }
 
 

@@ -142,6 +142,6 @@ def test_a_chunk_does_not_run_past_a_multiple_of_64(start, tokens, kept):
     assert clip(start, tokens, 64) == kept
 
 
-def test_the_scheduler_and_the_book_have_the_same_slots(model):
+def test_the_scheduler_and_the_checkpoints_have_the_same_slots(model):
     run = Run(model, blocks=901, plugin={"checkpoints": "native"})
     assert run.scheduler_side.checkpoints.slots == 901 * 68_608 // 9 // NATIVE

@@ -49,14 +49,14 @@ def test_the_checkpoint_pool_counts_stores_restores_evictions_and_bytes(model):
     assert run.ask(prompt) == 96
     for _ in range(6):
         run.ask(words(rng, 50))
-    found, book = sampled(run), run.scheduler_side.checkpoints
+    found, checkpoints = sampled(run), run.scheduler_side.checkpoints
     assert found["checkpoint_restores|native"] == 1
-    assert found["checkpoint_stores|native"] == book.counts.stored > 4
+    assert found["checkpoint_stores|native"] == checkpoints.counts.stored > 4
     # 3 groups of one layer: 3 x 512 values of 2 bytes and 4 x 64 x 64 of 4.
     assert found["checkpoint_restored_bytes|native"] == 3 * (3 * 512 * 2 + 4 * 64 * 64 * 4)
-    assert found["evictions|policy"] == book.counts.evicted > 0
+    assert found["evictions|policy"] == checkpoints.counts.evicted > 0
     assert sum(n for key, n in found.items() if key.startswith("walk_seconds|")) == (
-        book.counts.evicted
+        checkpoints.counts.evicted
     )
     assert (found["slots|checkpoint"], found["states_resident|checkpoint"]) == (4, 4)
     assert (found["slots_free|checkpoint"], found["states_pinned|checkpoint"]) == (0, 0)
@@ -68,7 +68,7 @@ def test_a_part_that_handed_over_is_not_active_and_its_counts_stay(model):
     run = Run(model, blocks=200, plugin=POOL)
     run.ask(words(rng, 100))
     before = sampled(run)
-    run.scheduler_side._end_book()
+    run.scheduler_side.parts.end_checkpoints()
     after = sampled(run)
     assert (before["active|reuse+gds"], after["active|reuse+gds"]) == (1, 0)
     assert after["checkpoint_stores|native"] == before["checkpoint_stores|native"] > 0

@@ -11,7 +11,7 @@ GROWING = [document(9, 148), document(9, 300)]
 ROOM = {"blocks": 26, "max_model_len": 384}
 PLUGINS = {
     "reuse": {},
-    "stock": {"block_order": "stock"},
+    "stock": {"block_policy": "stock"},
     "native, chunks of 64": {
         "checkpoints": "native",
         "checkpoint_slots": 8,
@@ -21,7 +21,7 @@ PLUGINS = {
         "checkpoints": "native",
         "checkpoint_slots": 8,
         "policy": "learned",
-        "admission": "ends+fork",
+        "admission": "branch-points",
     },
 }
 

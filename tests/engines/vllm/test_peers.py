@@ -17,7 +17,7 @@ POOL = {"checkpoints": "native", "checkpoint_slots": 16}
 PLUGINS = {
     "reuse": {},
     "reuse and pool": POOL,
-    "stock and pool": {**POOL, "block_order": "stock"},
+    "stock and pool": {**POOL, "block_policy": "stock"},
 }
 every_plugin = pytest.mark.parametrize("plugin", PLUGINS)
 
@@ -98,9 +98,9 @@ def test_an_admission_that_failed_takes_nothing(model, plugin):
         run.check()
         held = sum(block.ref_cnt > 0 for block in run.pool.blocks)
         assert held + run.pool.get_num_free_blocks() == 69  # all but the null block
-        book = run.scheduler_side.checkpoints
-        if book is not None:
-            book.check()
-            assert 0 <= book.pinned <= len(book) <= book.slots
+        checkpoints = run.scheduler_side.checkpoints
+        if checkpoints is not None:
+            checkpoints.check()
+            assert 0 <= checkpoints.pinned <= len(checkpoints) <= checkpoints.slots
     assert waited > 0
     assert run.pool.get_num_free_blocks() == 69

@@ -12,15 +12,15 @@ def bind(monkeypatch, ranks):
 
 
 def decisions(model, monkeypatch, ranks):
-    """Answers, and in order what entered and left the book, which block was handed out when."""
+    """Answers, and in order what entered and left the checkpoints, which block was handed out when."""
     log = []
     bind(monkeypatch, ranks)
     with run(model, blocks=40, tensor_parallel_size=ranks, plugin=POOL) as engine:
-        book, pool = engine.scheduler_side.checkpoints, engine.pool
-        told, take = book._told, pool.get_new_blocks
+        checkpoints, pool = engine.scheduler_side.checkpoints, engine.pool
+        told, take = checkpoints._told, pool.get_new_blocks
 
         def tell(block_hash, resident):
-            depth = book.tree.depth_of(book.tree.find(block_hash))
+            depth = checkpoints.tree.depth_of(checkpoints.tree.find(block_hash))
             log.append(("slot", depth, resident))
             told(block_hash, resident)
 
@@ -29,12 +29,12 @@ def decisions(model, monkeypatch, ranks):
             log.append(("blocks", *(block.block_id for block in blocks)))
             return blocks
 
-        book._told, pool.get_new_blocks = tell, get_new_blocks
+        checkpoints._told, pool.get_new_blocks = tell, get_new_blocks
         answers = engine.ask(PROMPTS)
         drop_state_blocks(engine)
         answers += engine.ask(PROMPTS[-2:])
-        book.check()
-        log.append(("counts", book.counts))
+        checkpoints.check()
+        log.append(("counts", checkpoints.counts))
     return answers, log
 
 
@@ -46,7 +46,7 @@ def test_two_ranks_decide_as_one_and_answer_as_vllm_on_two(model, monkeypatch):
     one, log_of_one = decisions(model, monkeypatch, 1)
     two, log_of_two = decisions(model, monkeypatch, 2)
     assert log_of_two == log_of_one
-    assert ("slot", 8, False) in log_of_one  # evicted from the book
+    assert ("slot", 8, False) in log_of_one  # evicted from its slot
     assert log_of_one[-1][1].restored > 0
     assert cached(two) == cached(one)
     with run(model, blocks=40, tensor_parallel_size=2) as engine:

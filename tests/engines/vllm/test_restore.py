@@ -45,7 +45,7 @@ def test_a_prompt_whose_states_are_gone_is_served_from_the_checkpoints(any_model
     vLLM hashes the restored blocks again, so that the longer prompt needs no restore of its own.
     """
     model, block = any_model
-    with run(model, block_size=block, plugin={**SLOTS, "block_order": order}) as engine:
+    with run(model, block_size=block, plugin={**SLOTS, "block_policy": order}) as engine:
         cold = engine.ask([SHORT])
         assert cached(cold) == [0]
         assert drop_state_blocks(engine) > 0

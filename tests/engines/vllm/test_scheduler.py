@@ -12,9 +12,9 @@ from statecache._blocks import FifoQueue, ReuseQueue
 ORDERS = ["stock", "reuse"]
 POOL = {"checkpoints": "native", "checkpoint_slots": 64}
 PLUGINS = {
-    **{order: {"block_order": order} for order in ORDERS},
+    **{order: {"block_policy": order} for order in ORDERS},
     "pool": POOL,
-    "stock and pool": {**POOL, "block_order": "stock"},
+    "stock and pool": {**POOL, "block_policy": "stock"},
     "pool by learned": {**POOL, "policy": "learned", "checkpoint_slots": 16},
 }
 
@@ -72,7 +72,7 @@ def with_vllms_own_queue(run):
 
 def test_stock_through_the_plugin_is_vllm_block_for_block(model, share):
     steps = int(4000 * share)
-    stock = {"block_order": "stock"}
+    stock = {"block_policy": "stock"}
     vllms = allocated(with_vllms_own_queue(Run(model, blocks=70, plugin=stock)), 1, steps)
     ours = allocated(Run(model, blocks=70, plugin=stock), 1, steps)
     assert len(vllms) > steps
@@ -80,9 +80,9 @@ def test_stock_through_the_plugin_is_vllm_block_for_block(model, share):
 
 
 def test_the_native_queue_in_vllms_order_is_vllms_block_for_block(model, share):
-    """Beside a pool whose book takes nothing, so that no state is kept apart or restored."""
+    """Beside a checkpoint pool that takes nothing, so that no state is kept apart or restored."""
     steps = int(4000 * share)
-    stock = {"block_order": "stock", "checkpoint_interval": 8192}
+    stock = {"block_policy": "stock", "checkpoint_interval": 8192}
     vllms = allocated(with_vllms_own_queue(Run(model, blocks=70, plugin=stock)), 1, steps)
     native = Run(model, blocks=70, plugin={**POOL, **stock})
     native.scheduler_side.checkpoints.prepare_store = lambda _path, **_: None
@@ -94,7 +94,7 @@ def test_the_native_queue_in_vllms_order_is_vllms_block_for_block(model, share):
 
 
 def test_the_orders_differ(model):
-    taken = [allocated(Run(model, blocks=70, plugin={"block_order": o}), 1, 300) for o in ORDERS]
+    taken = [allocated(Run(model, blocks=70, plugin={"block_policy": o}), 1, 300) for o in ORDERS]
     assert taken[0] != taken[1]
 
 
@@ -289,7 +289,7 @@ def test_a_preempted_request_resumes_from_its_own_state(model, plugin):
 def test_a_reset_in_the_middle_of_a_step_leaves_no_state(model, order):
     """A weight update: what the workers report afterwards was computed with the old weights."""
     prompt = words(random.Random(0), 300)
-    run = Run(model, blocks=100, plugin={**POOL, "block_order": order})
+    run = Run(model, blocks=100, plugin={**POOL, "block_policy": order})
     run.add(prompt)
     planned = run.schedule()
     assert len(planned.kv_connector_metadata.stores) == 1

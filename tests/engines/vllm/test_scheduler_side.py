@@ -1,4 +1,4 @@
-"""What the scheduler's half tells the queue, the map and the book of checkpoints, one by one."""
+"""What the scheduler's half tells the queue, the map and the checkpoints."""
 
 import random
 import types
@@ -37,7 +37,7 @@ def hashes_of(run, prompt):
     )
 
 
-def in_book(run, prompt):
+def in_checkpoints(run, prompt):
     """The hashes of a prompt at which a state is in a checkpoint."""
     return [
         one
@@ -48,33 +48,33 @@ def in_book(run, prompt):
 
 def drop_checkpoints(run, below):
     """Drop those deeper than so many blocks."""
-    book = run.scheduler_side.checkpoints
-    for state in [state for state in book._slot if book.tree.depth_of(state) > below]:
-        book._drop(state)
+    checkpoints = run.scheduler_side.checkpoints
+    for state in [state for state in checkpoints._slot if checkpoints.tree.depth_of(state) > below]:
+        checkpoints._drop(state)
 
 
-def keys_apart(run):
+def keys_with_checkpoint(run):
     """The keys of blocks that hold a state which is in a checkpoint, too."""
     keys = {block.block_hash for block in run.pool.blocks} - {None}
     return {key for key in keys if run.scheduler_side.parts.block_index.has_checkpoint(key)}
 
 
-def test_a_state_is_apart_while_it_is_in_the_book_and_no_longer(model):
+def test_a_state_has_a_checkpoint_while_it_is_in_a_slot_and_no_longer(model):
     """One slot: the second prompt's state takes it. Then its KV goes, and the state with it."""
     run = Run(model, blocks=80, plugin=pool(1))
     first, second = prompts(2)
     run.ask(first)
-    own = keys_apart(run)
+    own = keys_with_checkpoint(run)
     assert len(own) == 3  # one block in each group of states
     run.ask(second)
-    others = keys_apart(run)
+    others = keys_with_checkpoint(run)
     assert len(others) == 3
     assert not others & own
-    (state,) = in_book(run, second)
+    (state,) = in_checkpoints(run, second)
     kv = seams.key_of(b"", 3)
     run.pool.evict_blocks({b.block_id for b in run.pool.blocks if b.block_hash == state + kv})
     assert len(run.scheduler_side.checkpoints) == 0
-    assert keys_apart(run) == set()
+    assert keys_with_checkpoint(run) == set()
 
 
 def test_a_block_that_vllm_evicts_is_the_next_one_to_go(model):
@@ -100,7 +100,7 @@ def test_a_checkpoint_that_served_is_used_later_than_the_others(model, how):
     assert run.ask(first) == BLOCK * 6
     assert len(run.restores) == (how == "restored")
     run.ask(third)
-    assert [len(in_book(run, one)) for one in (first, second, third)] == [1, 0, 1]
+    assert [len(in_checkpoints(run, one)) for one in (first, second, third)] == [1, 0, 1]
 
 
 def test_the_policy_is_the_one_asked_for():

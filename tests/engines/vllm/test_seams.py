@@ -103,13 +103,13 @@ def given_to_processes(engine_args):
 
 def test_flags_reach_every_process(model):
     words = ["--kv-cache-plugin", "statecache", "--statecache-policy", "lru"]
-    words += ["--statecache-cost", "2,0.5", "--statecache-block-order", "stock"]
+    words += ["--statecache-cost", "2,0.5", "--statecache-block-policy", "stock"]
     engine_args = parsed("--model", str(model), "--block-size", "32", *words)
     assert given_to_processes(engine_args) == {
         "kv_cache_plugin": "statecache",
         "policy": "lru",
         "cost": "2.0,0.5",
-        "block_order": "stock",
+        "block_policy": "stock",
     }
 
 
@@ -146,6 +146,7 @@ def test_a_pool_brings_its_worker(model):
     [
         ({"kv_cache_plugin": "other"}, "--kv-cache-plugin cannot be 'other': use statecache"),
         ({**ON, "statecache_policy": "x"}, "--statecache-policy cannot be 'x'"),
+        ({**ON, "statecache_block_policy": "gds"}, "--statecache-block-policy cannot be 'gds'"),
         ({"statecache_policy": "lru"}, "--statecache-policy needs --kv-cache-plugin statecache"),
         ({**ON, "statecache_checkpoint_interval": -1}, "--statecache-checkpoint-interval cannot"),
         ({**ON, "statecache_checkpoint_interval": 33}, "must be a multiple of the block size, 32"),
@@ -258,4 +259,4 @@ def test_loading_the_plugin_loads_nothing_else():
 def test_flags_of_the_other_engine_are_not_offered():
     parser = argparse.ArgumentParser()
     adapter._add_flags(parser)
-    assert "--statecache-block-order" in parser.format_help()
+    assert "--statecache-block-policy" in parser.format_help()

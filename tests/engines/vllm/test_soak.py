@@ -20,7 +20,7 @@ KINDS = {
     "reuse and pool": POOL,
     "pool by learned": {**POOL, "policy": "learned"},
     "reuse": {},
-    "stock and int8 pool": {"block_order": "stock", "int8": True, "int8_slots": 16},
+    "stock and int8 pool": {"block_policy": "stock", "checkpoints": "int8", "checkpoint_slots": 16},
 }
 
 

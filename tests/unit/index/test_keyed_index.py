@@ -114,7 +114,7 @@ def test_names_of_states_that_left_are_bounded() -> None:
 def test_the_book_of_vllms_pool_hits_and_evicts_what_the_replay_does(
     tmp_path_factory: pytest.TempPathFactory, admission: str, kv_tokens: int | None
 ) -> None:
-    """The same requests through the replay, and through the book as vLLM's scheduler calls it."""
+    """The same requests through the replay, and as vLLM's scheduler calls the checkpoints."""
     workload = MixedWorkload(requests=400, sessions=20, subagents=3, most_blocks=60, seed=5)
     file = tmp_path_factory.mktemp("trace") / "trace.jsonl"
     file.write_bytes(b"".join(mixed_lines(workload)))
@@ -123,30 +123,30 @@ def test_the_book_of_vllms_pool_hits_and_evicts_what_the_replay_does(
     schedule = make_schedule(tree, kv, admission, chunk_tokens=8 * BLOCK_TOKENS)
     expected = serve(schedule, "learned", 16, CostModel())
     given = Settings.from_given({"kv_cache_plugin": "statecache", "policy": "learned"}, {})
-    book = CheckpointManager(given, 16, BLOCK_TOKENS, lambda _hash, _resident: None)
+    checkpoints = CheckpointManager(given, 16, BLOCK_TOKENS, lambda _hash, _resident: None)
     hits = []
     served = [r for r, resident in enumerate(kv.resident) if resident >= 0]
     for r, request in zip(served, schedule.requests, strict=True):
         path = [node.to_bytes(8, "little") for node in tree.paths[r]]
         resident = request.resident_tokens // BLOCK_TOKENS
         ends = [schedule.depths[c] // BLOCK_TOKENS for c in request.admitted]
-        book.tree.requested(path, request.prompt_tokens, ends, resident * BLOCK_TOKENS)
-        hit = book.lookup(path[:resident], 0)
+        checkpoints.tree.requested(path, request.prompt_tokens, ends, resident * BLOCK_TOKENS)
+        hit = checkpoints.lookup(path[:resident], 0)
         depth = 0
         if hit is not None:
-            depth = book.tree.depth_of(hit[0])
-            book.restored(hit[0])
-            book.tree.pin(hit[0])
+            depth = checkpoints.tree.depth_of(hit[0])
+            checkpoints.restored(hit[0])
+            checkpoints.tree.pin(hit[0])
         hits.append(depth * BLOCK_TOKENS)
         for node in kv.dropped[r]:
-            book.drop_below(node.to_bytes(8, "little"))
+            checkpoints.drop_below(node.to_bytes(8, "little"))
         for end in ends:
             if end > depth:
-                made = book.prepare_store(path[:end], end=end == ends[-1])
-                book.complete_store([made[0]] if made else [], [])
-        if hit is not None and hit[0] in book.tree:
-            book.tree.unpin(hit[0])
-        book.check()
+                made = checkpoints.prepare_store(path[:end], end=end == ends[-1])
+                checkpoints.complete_store([made[0]] if made else [], [])
+        if hit is not None and hit[0] in checkpoints.tree:
+            checkpoints.tree.unpin(hit[0])
+        checkpoints.check()
     assert hits == expected[0]
-    assert book.counts.evicted == expected[1] > 50
-    assert book.tree.sample()["learned_points"] > 0
+    assert checkpoints.counts.evicted == expected[1] > 50
+    assert checkpoints.tree.sample()["learned_points"] > 0

@@ -111,13 +111,13 @@ def test_random_states_are_known_as_a_plain_search_finds_them():
         ]
 
 
-class Told(dict):
+class Changes(dict):
     def __call__(self, block_hash, resident):
         self[block_hash] = resident
 
 
-def book(slots):
-    return CheckpointManager(settings(), slots, BLOCK, Told())
+def checkpoints(slots):
+    return CheckpointManager(settings(), slots, BLOCK, Changes())
 
 
 def stored(made, text):
@@ -127,19 +127,19 @@ def stored(made, text):
 
 
 def test_a_state_is_published_when_the_workers_have_stored_it():
-    made = book(2)
+    made = checkpoints(2)
     state, slot = made.prepare_store(path("ab"))
     assert made.lookup(path("abc"), 0) is None
     made.complete_store([state], [])
     assert made.lookup(path("abc"), 0) == (state, slot)
     assert made.lookup(path("abc"), 2) is None, "not deeper than what is cached anyway"
     assert made.prepare_store(path("ab")) is None, "it has its slot"
-    assert made._told == {b"ab": True}
+    assert made._on_change == {b"ab": True}
     made.check()
 
 
 def test_a_refused_state_is_forgotten_and_its_slot_is_free():
-    made = book(1)
+    made = checkpoints(1)
     state, slot = made.prepare_store(path("ab"))
     made.complete_store([state], [state])
     assert made.lookup(path("ab"), 0) is None
@@ -149,25 +149,25 @@ def test_a_refused_state_is_forgotten_and_its_slot_is_free():
 
 
 def test_a_slot_that_waits_for_its_store_is_not_given_away():
-    made = book(1)
+    made = checkpoints(1)
     made.prepare_store(path("ab"))
     assert made.prepare_store(path("cd")) is None
     assert made.counts.skipped == 1
     made.check()
 
 
-def test_the_cheapest_state_makes_room_and_its_blocks_are_told():
-    made = book(2)
+def test_the_cheapest_state_makes_room_and_its_blocks_are_duplicates_no_more():
+    made = checkpoints(2)
     stored(made, "abcdef")
     stored(made, "x")
     stored(made, "yz")
-    assert made._told == {b"abcdef": True, b"x": False, b"yz": True}
+    assert made._on_change == {b"abcdef": True, b"x": False, b"yz": True}
     assert made.counts.evicted == 1
     made.check()
 
 
 def test_a_state_whose_kv_is_gone_gives_its_slot_back():
-    made = book(3)
+    made = checkpoints(3)
     for text in ("ab", "abcd", "q"):
         stored(made, text)
     made.drop_below(b"abc")
@@ -178,7 +178,7 @@ def test_a_state_whose_kv_is_gone_gives_its_slot_back():
 
 
 def test_what_is_reported_late_about_a_dropped_state_changes_nothing():
-    made = book(1)
+    made = checkpoints(1)
     state, _ = made.prepare_store(path("ab"))
     made.drop_below(b"ab")
     again, _ = made.prepare_store(path("ab"))
@@ -192,19 +192,19 @@ def test_what_is_reported_late_about_a_dropped_state_changes_nothing():
 
 @pytest.mark.parametrize("waiting", [False, True])
 def test_after_a_reset_nothing_is_left(waiting):
-    made = book(2)
+    made = checkpoints(2)
     stored(made, "ab")
     if waiting:
         made.prepare_store(path("cd"))
     made.clear()
     assert (len(made), made.lookup(path("ab"), 0)) == (0, None)
-    assert set(made._told.values()) == {False}
+    assert set(made._on_change.values()) == {False}
     made.check()
 
 
 def test_random_traffic_loses_no_slot():
     rng = random.Random(1)
-    made = book(4)
+    made = checkpoints(4)
     open_stores = []
     for _ in range(2000):
         text = "".join(rng.choice("abc") for _ in range(rng.randint(1, 4)))
