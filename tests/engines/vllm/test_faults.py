@@ -1,8 +1,8 @@
 """What may go wrong around the plugin: vLLM goes on, or start-up stops with one clear line.
 
-What fails inside the plugin (queue, map, checkpoints, a store) is in test_guard.py, a seam that moved and
-a version that nobody tried in test_seams.py, other plugins in test_other_plugins.py, real servers
-in test_server_faults.py.
+What fails inside the plugin (queue, map, checkpoints, a store) is in test_guard.py, a seam that
+moved and a version that nobody tried in test_seams.py, other plugins in test_other_plugins.py, real
+servers in test_server_faults.py.
 """
 
 import os

@@ -12,7 +12,7 @@ def bind(monkeypatch, ranks):
 
 
 def decisions(model, monkeypatch, ranks):
-    """Answers, and in order what entered and left the checkpoints, which block was handed out when."""
+    """Answers, and in order what entered and left the checkpoints and which block was taken."""
     log = []
     bind(monkeypatch, ranks)
     with run(model, blocks=40, tensor_parallel_size=ranks, plugin=POOL) as engine:

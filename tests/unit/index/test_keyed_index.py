@@ -111,7 +111,7 @@ def test_names_of_states_that_left_are_bounded() -> None:
 
 @pytest.mark.parametrize("admission", ["dense", "ends"])
 @pytest.mark.parametrize("kv_tokens", [None, 600 * BLOCK_TOKENS])
-def test_the_book_of_vllms_pool_hits_and_evicts_what_the_replay_does(
+def test_the_checkpoints_of_vllm_hit_and_evict_what_the_replay_does(
     tmp_path_factory: pytest.TempPathFactory, admission: str, kv_tokens: int | None
 ) -> None:
     """The same requests through the replay, and as vLLM's scheduler calls the checkpoints."""

@@ -1,4 +1,4 @@
-"""What holds for the files of vLLM's adapter, read without vLLM: where it comes in, what changes."""
+"""What holds for the files of vLLM's adapter, read without vLLM."""
 
 import ast
 from pathlib import Path
@@ -15,7 +15,7 @@ ENGINE_OBJECTS = {"pool", "manager", "owner", "scheduler", "coordinator", "block
 
 
 def files():
-    return [path for path in sorted(PACKAGE.glob("*.py"))]
+    return sorted(PACKAGE.glob("*.py"))
 
 
 def loads_of(tree):
@@ -47,15 +47,14 @@ def test_seams_alone_loads_vllm(path):
 
 def assigned_on_vllms(path):
     for node in ast.walk(ast.parse(path.read_text())):
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        for target in targets:
-            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-                if target.value.id in ENGINE_OBJECTS:
-                    yield path.name, f"{target.value.id}.{target.attr}"
+        for target in node.targets if isinstance(node, ast.Assign) else []:
+            owner = getattr(target, "value", None)
+            if isinstance(owner, ast.Name) and owner.id in ENGINE_OBJECTS:
+                yield path.name, ast.unparse(target)
 
 
 def test_what_is_changed_of_vllm_is_a_row():
-    """Beside the rows: links of blocks, and what a reset or a hand-over puts into the pool again."""
+    """Beside the rows: links of blocks, and what a reset or a hand-over puts into the pool."""
     found = {place for path in files() for place in assigned_on_vllms(path)}
     hooks = {"add_cli_args", "from_cli_args", "create_engine_config"}
     assert {row.target.rpartition(".")[2] for row in ALWAYS} == hooks
