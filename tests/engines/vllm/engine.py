@@ -42,7 +42,7 @@ class Engine:
         return self.llm.llm_engine.engine_core.engine_core.scheduler
 
     @property
-    def planner(self) -> Any:
+    def scheduler_side(self) -> Any:
         return self.scheduler.connector.scheduler_side
 
     @property

@@ -153,7 +153,7 @@ class Run:
         return self.scheduler.kv_cache_manager.block_pool
 
     @property
-    def planner(self) -> Any:
+    def scheduler_side(self) -> Any:
         return self.scheduler.connector.scheduler_side
 
     def add(self, prompt: Sequence[int], tokens: int = 1, **more: Any) -> str:
