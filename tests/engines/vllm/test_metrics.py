@@ -102,7 +102,7 @@ def test_a_worker_and_a_failure_report_nothing(model):
     run.ask(words(random.Random(6), 40))
     assert run.scheduler.connector.get_kv_connector_stats() is None
     worker = StateCacheConnector.__new__(StateCacheConnector)
-    worker._planner = None
+    worker._scheduler_side = None
     assert worker.get_kv_connector_stats() is None
 
 
