@@ -1,9 +1,9 @@
-"""Every metric of the plugin, how events are counted, and how counts get to Prometheus.
+"""How events are counted, and how counts get to Prometheus.
 
-An event adds to a plain number (`Counts`). About once a second what has changed since (`Changes`)
-is put into the engine's own Prometheus metrics (`Exporter`): a call there takes microseconds where
-several processes share them. This module needs no prometheus_client: the engine's classes are
-handed in.
+An event adds to a plain number (`EventCounters`). About once a second what has changed since
+(`MetricDeltas`) is put into the engine's own Prometheus metrics (`Exporter`): a call there takes
+microseconds where several processes share them. This module needs no prometheus_client: the
+engine's classes are handed in.
 
 A key is the name of a metric, or "name|value" where the metric has a label of its own.
 """
@@ -16,102 +16,48 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from statecache.engine.metric_table import (
+    BUCKETS,
+    COMMON_LABELS,
+    DRY_RUN,
+    METRIC_BY_NAME,
+    METRICS,
+    PREFIX,
+    Metric,
+    MetricKey,
+)
+
 __all__ = [
     "BUCKETS",
+    "MetricKey",
     "DRY_RUN",
     "METRICS",
     "PREFIX",
-    "Changes",
-    "Counts",
+    "MetricDeltas",
+    "EventCounters",
     "Exporter",
     "Metric",
     "PrometheusClasses",
-    "Quiet",
+    "BestEffort",
     "Reporter",
     "merged",
 ]
 
 _log = logging.getLogger("statecache.metrics")
 
-PREFIX = "statecache_"
-DRY_RUN = "dry_run"  # in the place of a policy, where nothing of the plugin is in place
 _INTERVAL_SECONDS = 1.0
-COMMON_LABELS = ("engine", "model_name", "rank")
 # Shown as 0 from the start, as every counter without a label of its own: who reads two of them and
 # takes the difference can tell "none" from "not counted".
-_FROM_START = ("evictions|policy", "skips|not_cached")
-BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
-_WALK, _WALK_SUM = "walk_seconds", "walk_seconds_sum"
+_FROM_START = (MetricKey.EVICTIONS.of("policy"), MetricKey.SKIPS.of("not_cached"))
+_WALK, _WALK_SUM = MetricKey.WALK_SECONDS.value, "walk_seconds_sum"
+# As plain texts: a member of an enum takes longer to find than to count.
+_REQUESTS, _PROMPT_TOKENS = MetricKey.REQUESTS.value, MetricKey.PROMPT_TOKENS.value
+_HIT_REQUESTS, _HIT_TOKENS = MetricKey.HIT_REQUESTS.value, MetricKey.HIT_TOKENS.value
+_MISSED_REQUESTS = MetricKey.MISSED_BY_STATE_REQUESTS.value
+_MISSED_TOKENS = MetricKey.MISSED_BY_STATE_TOKENS.value
 
 
-class Metric(NamedTuple):
-    """One metric: its name without the prefix, and the label it has beside the common ones."""
-
-    name: str
-    kind: str
-    help: str
-    label: str = ""
-
-    @property
-    def full_name(self) -> str:
-        """The name in `/metrics`."""
-        return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
-
-
-METRICS = (
-    Metric(
-        "active", "gauge", "1 while the plugin decides, 0 where the engine does again", "policy"
-    ),
-    Metric("states_resident", "gauge", "Cached recurrent states", "pool"),
-    Metric("states_pinned", "gauge", "Cached states that may not be dropped now", "pool"),
-    Metric("slots", "gauge", "Slots (or, of pool blocks, blocks) there are", "pool"),
-    Metric("slots_free", "gauge", "Slots (or blocks) that hold nothing or may be taken", "pool"),
-    Metric("requests", "counter", "Requests admitted to prefill"),
-    Metric("prompt_tokens", "counter", "Tokens of those requests"),
-    Metric("hit_requests", "counter", "Requests that resumed from a cached state"),
-    Metric("hit_tokens", "counter", "Tokens that were not prefilled for that"),
-    Metric(
-        "missed_by_state_requests", "counter", "Requests whose KV reached beyond their last state"
-    ),
-    Metric(
-        "missed_by_state_tokens",
-        "counter",
-        "Tokens prefilled although their KV was cached, for want of a state",
-    ),
-    Metric("evictions", "counter", "Cached states that were dropped", "reason"),
-    Metric("skips", "counter", "States not cached or used: no slot, or not finite", "reason"),
-    Metric("checkpoint_stores", "counter", "States stored in the checkpoint pool", "mode"),
-    Metric("checkpoint_restores", "counter", "States restored from the checkpoint pool", "mode"),
-    Metric("checkpoint_stored_bytes", "counter", "Bytes those stores wrote, on one rank", "mode"),
-    Metric(
-        "checkpoint_restored_bytes", "counter", "Bytes those restores read, on one rank", "mode"
-    ),
-    Metric(
-        "learned_follows", "gauge", "1 for the order that the policy learned follows now", "policy"
-    ),
-    Metric("learned_ghosts", "gauge", "Evicted states that learned remembers, without data"),
-    Metric("learned_points", "gauge", "Ends of prefixes that learned knows"),
-    Metric("learned_prefixes", "gauge", "Prefixes that learned finds again in a prompt"),
-    Metric(_WALK, "histogram", "Time of one eviction pass"),
-    Metric("anomalies", "counter", "Things that must not happen; the engine went on by itself"),
-    Metric("dry_run_requests", "counter", "Requests that the dry run replayed"),
-    Metric("dry_run_rejected_requests", "counter", "Requests that do not fit its KV pool"),
-    Metric("dry_run_prompt_tokens", "counter", "Tokens of the replayed ones, in whole blocks"),
-    Metric(
-        "dry_run_hit_tokens", "counter", "Tokens the policy would reuse; engine: reused", "policy"
-    ),
-    Metric(
-        "dry_run_missed_by_state_tokens",
-        "counter",
-        "Tokens whose KV would be there and their state would not",
-        "policy",
-    ),
-    Metric("dry_run_evictions", "counter", "States the policy would drop for room", "policy"),
-)
-_BY_NAME = {metric.name: metric for metric in METRICS}
-
-
-class Counts:
+class EventCounters:
     """What happened since the start, in plain numbers. Its calls take well under a microsecond."""
 
     __slots__ = ("numbers", "walk_seconds", "walks")
@@ -135,15 +81,14 @@ class Counts:
         """A request is prefilled from `hit_tokens` on; its KV is resident up to `kv_tokens`."""
         numbers = self.numbers
         get = numbers.get
-        numbers["requests"] = get("requests", 0) + 1
-        numbers["prompt_tokens"] = get("prompt_tokens", 0) + prompt_tokens
+        numbers[_REQUESTS] = get(_REQUESTS, 0) + 1
+        numbers[_PROMPT_TOKENS] = get(_PROMPT_TOKENS, 0) + prompt_tokens
         if hit_tokens > 0:
-            numbers["hit_requests"] = get("hit_requests", 0) + 1
-            numbers["hit_tokens"] = get("hit_tokens", 0) + hit_tokens
+            numbers[_HIT_REQUESTS] = get(_HIT_REQUESTS, 0) + 1
+            numbers[_HIT_TOKENS] = get(_HIT_TOKENS, 0) + hit_tokens
         if kv_tokens > hit_tokens:
-            missed = kv_tokens - hit_tokens
-            numbers["missed_by_state_requests"] = get("missed_by_state_requests", 0) + 1
-            numbers["missed_by_state_tokens"] = get("missed_by_state_tokens", 0) + missed
+            numbers[_MISSED_REQUESTS] = get(_MISSED_REQUESTS, 0) + 1
+            numbers[_MISSED_TOKENS] = get(_MISSED_TOKENS, 0) + kv_tokens - hit_tokens
 
     def sample(self) -> dict[str, float]:
         """Return the numbers, those of the walks included."""
@@ -151,7 +96,7 @@ class Counts:
         return self.numbers | walks | ({_WALK_SUM: self.walk_seconds} if walks else {})
 
 
-class Changes:
+class MetricDeltas:
     """Turns one sample after another into what has changed: counts since, gauges as they are."""
 
     def __init__(self) -> None:
@@ -161,7 +106,7 @@ class Changes:
         """Return the changes since the last sample, without those that are 0."""
         found = {}
         for key, number in sample.items():
-            metric = _BY_NAME.get(key.partition("|")[0])
+            metric = METRIC_BY_NAME.get(key.partition("|")[0])
             if metric is not None and metric.kind == "gauge":
                 if self._last.get(key) != number:
                     found[key] = number
@@ -175,7 +120,7 @@ def merged(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str,
     """Return two changes in a row as one."""
     result = dict(first)
     for key, number in second.items():
-        metric = _BY_NAME.get(key.partition("|")[0])
+        metric = METRIC_BY_NAME.get(key.partition("|")[0])
         gauge = metric is not None and metric.kind == "gauge"
         result[key] = number if gauge else result.get(key, 0) + number
     return result
@@ -227,13 +172,13 @@ class Exporter:
             self._child(key)
 
     def apply(self, changes: Mapping[str, float]) -> None:
-        """Add what `Changes` found."""
+        """Add what `MetricDeltas` found."""
         walks = {}
         for key, number in changes.items():
             name, _, label = key.partition("|")
             if name == _WALK:
                 walks[int(label)] = number
-            elif name != _WALK_SUM and _BY_NAME[name].kind == "gauge":
+            elif name != _WALK_SUM and METRIC_BY_NAME[name].kind == "gauge":
                 self._child(key).set(number)
             elif name != _WALK_SUM:
                 self._child(key).inc(number)
@@ -244,7 +189,7 @@ class Exporter:
         child = self._children.get(key)
         if child is None:
             name, _, label = key.partition("|")
-            values = (*self._common, label) if _BY_NAME[name].label else self._common
+            values = (*self._common, label) if METRIC_BY_NAME[name].label else self._common
             child = self._children[key] = self._metrics[name].labels(*values)
         return child
 
@@ -266,7 +211,7 @@ def _observe(histogram: Any, walks: Mapping[int, float], seconds: float) -> None
     total.inc(seconds)
 
 
-class Quiet:
+class BestEffort:
     """A call about metrics that never raises: the first failure is logged and was the last call."""
 
     def __init__(self, call: Callable[..., object]) -> None:
@@ -297,16 +242,20 @@ class Reporter:
     ) -> None:
         self._sample, self._make = sample, make
         self._take: Callable[[dict[str, float]], object] | None = None
-        self._changes = Changes()
+        self._changes = MetricDeltas()
         self._next = 0.0
-        self._export = Quiet(self._exported)
+        self._export = BestEffort(self._exported)
 
-    def report(self, *, now: bool = False) -> None:
-        """Export what has changed, if the last time is long enough ago or it is to be `now`."""
+    def flush(self, *, force: bool = False) -> None:
+        """Export what has changed, if the last time is long enough ago, or with `force`."""
         at = time.monotonic()
-        if at >= self._next or (now and self._take is not None):
+        if at >= self._next or (force and self._take is not None):
             self._next = at + _INTERVAL_SECONDS
             self._export()
+
+    def report(self, *, now: bool = False) -> None:
+        """As `flush`, until the adapters have the name of today."""
+        self.flush(force=now)
 
     def _exported(self) -> None:
         if self._take is None:
@@ -315,3 +264,9 @@ class Reporter:
             self._next = float("inf")
         else:
             self._take(self._changes.of(self._sample()))
+
+
+# Until the adapters have the names of today.
+Counts = EventCounters
+Changes = MetricDeltas
+Quiet = BestEffort

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from statecache import CostModel
-from statecache.engine.metrics import Quiet
+from statecache.engine.metrics import BestEffort
 from statecache.engine.settings import Settings
 from statecache.index.policies import ENGINE, make_index, policy_names
 from statecache.replay.kv_residency import KvPool
@@ -214,4 +214,4 @@ def begin(
         if seen:
             report()
 
-    return shadow, Quiet(observe)
+    return shadow, BestEffort(observe)

@@ -74,5 +74,5 @@ def test_sglang_knows_the_flags_that_are_named(tmp_path):
         assert (found.max_running_requests, found.tp_size, found.page_size) == (4, 2, 64)
         assert (found.kv_cache_dtype, found.mamba_ssm_dtype) == ("fp8_e4m3", "bfloat16")
         int8 = split.states == "int8"
-        assert found.statecache_int8_slots == (f"{split.kept_slots}" if int8 else None)
+        assert found.statecache_checkpoint_slots == (f"{split.kept_slots}" if int8 else None)
         assert found.max_mamba_cache_size == 20 + (0 if int8 else split.kept_slots)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from statecache.engine.metrics import COMMON_LABELS, METRICS, Counts
+from statecache.engine.metrics import COMMON_LABELS, METRICS, EventCounters
 
 DOCS = Path(__file__).parents[3] / "docs"
 NAMES = {metric.full_name: metric for metric in METRICS}
@@ -96,7 +96,7 @@ EVENTS = {
 @pytest.mark.parametrize("event", EVENTS)
 def test_an_event_is_a_few_steps_however_many_there_were(event: str) -> None:
     """A call in Python, a look-up in C for each number, and no loop. What it takes: make bench."""
-    counts = Counts()
+    counts = EventCounters()
     first = steps_of(lambda: EVENTS[event](counts))
     for number in range(1_000):
         counts.add(f"skips|{number}")

@@ -11,11 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from statecache.engine.metrics import (
     BUCKETS,
     METRICS,
-    Changes,
-    Counts,
+    BestEffort,
+    EventCounters,
     Exporter,
+    MetricDeltas,
     PrometheusClasses,
-    Quiet,
     Reporter,
     merged,
 )
@@ -32,7 +32,7 @@ def value(name: str, model: str, **labels: str) -> float | None:
 
 def test_a_request_counts_what_it_reused_and_what_it_missed_by_state() -> None:
     """100 of 150 tokens reused of 120 with KV: 20 missed. A cold one. One that found all."""
-    counts = Counts()
+    counts = EventCounters()
     counts.admitted(150, 100, 120)
     counts.admitted(80, 0, 0)
     counts.admitted(60, 50, 50)
@@ -48,13 +48,13 @@ def test_a_request_counts_what_it_reused_and_what_it_missed_by_state() -> None:
 
 def test_kv_that_is_not_known_counts_no_miss() -> None:
     """The engine says 0 where the KV reaches no further than the state."""
-    counts = Counts()
+    counts = EventCounters()
     counts.admitted(150, 100, 0)
     assert "missed_by_state_tokens" not in counts.sample()
 
 
 def test_walks_fall_in_the_bucket_that_bounds_them() -> None:
-    counts = Counts()
+    counts = EventCounters()
     for seconds in (1e-5, 1.1e-5, 0.5, 0.05):
         counts.walked(seconds)
     assert counts.sample() == {
@@ -68,7 +68,7 @@ def test_walks_fall_in_the_bucket_that_bounds_them() -> None:
 
 
 def test_changes_are_counts_since_and_gauges_that_moved() -> None:
-    changes = Changes()
+    changes = MetricDeltas()
     first = {"requests": 2, "slots|active": 8, "states_resident|active": 0}
     assert changes.of(first) == first
     assert changes.of(first) == {}
@@ -114,7 +114,7 @@ def test_what_is_exported_is_what_was_counted() -> None:
 def test_many_observations_at_once_are_those_one_by_one() -> None:
     """The way past `observe` ends where it does, whatever the version of prometheus_client."""
     seconds = [1e-6, 1e-5, 3e-5, 0.02, 0.021, 5.0]
-    counts = Counts()
+    counts = EventCounters()
     plain = prometheus_client.Histogram("plain", "", ["a"], buckets=BUCKETS, registry=None)
     for one in seconds:
         counts.walked(one)
@@ -170,14 +170,14 @@ class Clock:
 
 
 def test_a_reporter_exports_once_a_second_or_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, counts, taken = Clock(monkeypatch), Counts(), []
+    clock, counts, taken = Clock(monkeypatch), EventCounters(), []
     reporter = Reporter(counts.sample, lambda: taken.append)
     for at in (100.0, 100.5, 100.9, 101.0, 101.5):
         clock.now = at
         counts.add("requests")
-        reporter.report()
+        reporter.flush()
     assert taken == [{"requests": 1}, {"requests": 3}]
-    reporter.report(now=True)
+    reporter.flush(force=True)
     assert taken[2:] == [{"requests": 1}]
 
 
@@ -190,8 +190,8 @@ def test_where_metrics_are_off_nothing_is_sampled(monkeypatch: pytest.MonkeyPatc
     reporter = Reporter(sample, lambda: asked.append(1))
     for at in (100.0, 200.0, 1e9):
         clock.now = at
-        reporter.report()
-        reporter.report(now=True)
+        reporter.flush()
+        reporter.flush(force=True)
     assert asked == [1]
 
 
@@ -202,14 +202,14 @@ def test_a_failure_is_logged_once_and_raises_nothing(caplog: pytest.LogCaptureFi
         calls.append(args)
         raise KeyError("no such metric")
 
-    quiet = Quiet(fails)
+    quiet = BestEffort(fails)
     quiet(1, 2)
     quiet(3, 4)
     assert calls == [(1, 2)]
     (record,) = caplog.records
     assert record.getMessage() == "statecache: metrics failed; they are wrong from now on"
     assert "no such metric" in record.exc_text
-    Reporter(lambda: {"no such": 1.0}, lambda: Exporter(CLASSES, "vllm", "m", 0).apply).report()
+    Reporter(lambda: {"no such": 1.0}, lambda: Exporter(CLASSES, "vllm", "m", 0).apply).flush()
 
 
 def test_names_are_those_of_prometheus_and_of_the_words_in_use() -> None:

@@ -1,0 +1,160 @@
+"""Every metric of the plugin: its name, what it counts, and the label it has of its own."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+__all__ = [
+    "BUCKETS",
+    "COMMON_LABELS",
+    "DRY_RUN",
+    "METRICS",
+    "METRIC_BY_NAME",
+    "PREFIX",
+    "Metric",
+    "MetricKey",
+]
+
+PREFIX = "statecache_"
+DRY_RUN = "dry_run"  # in the place of a policy, where nothing of the plugin is in place
+COMMON_LABELS = ("engine", "model_name", "rank")
+BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
+
+
+class MetricKey(StrEnum):
+    """The name of every metric, without the prefix. Events are counted under it."""
+
+    ACTIVE = "active"
+    STATES_RESIDENT = "states_resident"
+    STATES_PINNED = "states_pinned"
+    SLOTS = "slots"
+    SLOTS_FREE = "slots_free"
+    REQUESTS = "requests"
+    PROMPT_TOKENS = "prompt_tokens"
+    HIT_REQUESTS = "hit_requests"
+    HIT_TOKENS = "hit_tokens"
+    MISSED_BY_STATE_REQUESTS = "missed_by_state_requests"
+    MISSED_BY_STATE_TOKENS = "missed_by_state_tokens"
+    EVICTIONS = "evictions"
+    SKIPS = "skips"
+    CHECKPOINT_STORES = "checkpoint_stores"
+    CHECKPOINT_RESTORES = "checkpoint_restores"
+    CHECKPOINT_STORED_BYTES = "checkpoint_stored_bytes"
+    CHECKPOINT_RESTORED_BYTES = "checkpoint_restored_bytes"
+    LEARNED_FOLLOWS = "learned_follows"
+    LEARNED_GHOSTS = "learned_ghosts"
+    LEARNED_POINTS = "learned_points"
+    LEARNED_PREFIXES = "learned_prefixes"
+    WALK_SECONDS = "walk_seconds"
+    ANOMALIES = "anomalies"
+    DRY_RUN_REQUESTS = "dry_run_requests"
+    DRY_RUN_REJECTED_REQUESTS = "dry_run_rejected_requests"
+    DRY_RUN_PROMPT_TOKENS = "dry_run_prompt_tokens"
+    DRY_RUN_HIT_TOKENS = "dry_run_hit_tokens"
+    DRY_RUN_MISSED_BY_STATE_TOKENS = "dry_run_missed_by_state_tokens"
+    DRY_RUN_EVICTIONS = "dry_run_evictions"
+
+    def of(self, value: str) -> str:
+        """Return the key of the metric's label `value`."""
+        return f"{self.value}|{value}"
+
+
+class Metric(NamedTuple):
+    """One metric: its name without the prefix, and the label it has beside the common ones."""
+
+    name: MetricKey
+    kind: str
+    help: str
+    label: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """The name in `/metrics`."""
+        return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
+
+
+METRICS = (
+    Metric(
+        MetricKey.ACTIVE,
+        "gauge",
+        "1 while the plugin decides, 0 where the engine does again",
+        "policy",
+    ),
+    Metric(MetricKey.STATES_RESIDENT, "gauge", "Cached recurrent states", "pool"),
+    Metric(MetricKey.STATES_PINNED, "gauge", "Cached states that may not be dropped now", "pool"),
+    Metric(MetricKey.SLOTS, "gauge", "Slots (or, of pool blocks, blocks) there are", "pool"),
+    Metric(
+        MetricKey.SLOTS_FREE, "gauge", "Slots (or blocks) that hold nothing or may be taken", "pool"
+    ),
+    Metric(MetricKey.REQUESTS, "counter", "Requests admitted to prefill"),
+    Metric(MetricKey.PROMPT_TOKENS, "counter", "Tokens of those requests"),
+    Metric(MetricKey.HIT_REQUESTS, "counter", "Requests that resumed from a cached state"),
+    Metric(MetricKey.HIT_TOKENS, "counter", "Tokens that were not prefilled for that"),
+    Metric(
+        MetricKey.MISSED_BY_STATE_REQUESTS,
+        "counter",
+        "Requests whose KV reached beyond their last state",
+    ),
+    Metric(
+        MetricKey.MISSED_BY_STATE_TOKENS,
+        "counter",
+        "Tokens prefilled although their KV was cached: their state was not",
+    ),
+    Metric(MetricKey.EVICTIONS, "counter", "Cached states that were dropped", "reason"),
+    Metric(
+        MetricKey.SKIPS, "counter", "States not cached or used: no slot, or not finite", "reason"
+    ),
+    Metric(MetricKey.CHECKPOINT_STORES, "counter", "States stored in the checkpoint pool", "mode"),
+    Metric(
+        MetricKey.CHECKPOINT_RESTORES, "counter", "States restored from the checkpoint pool", "mode"
+    ),
+    Metric(
+        MetricKey.CHECKPOINT_STORED_BYTES,
+        "counter",
+        "Bytes those stores wrote, on one rank",
+        "mode",
+    ),
+    Metric(
+        MetricKey.CHECKPOINT_RESTORED_BYTES,
+        "counter",
+        "Bytes those restores read, on one rank",
+        "mode",
+    ),
+    Metric(
+        MetricKey.LEARNED_FOLLOWS,
+        "gauge",
+        "1 for the order that the policy learned follows now",
+        "policy",
+    ),
+    Metric(
+        MetricKey.LEARNED_GHOSTS, "gauge", "Evicted states that learned remembers, without data"
+    ),
+    Metric(MetricKey.LEARNED_POINTS, "gauge", "Ends of prefixes that learned knows"),
+    Metric(MetricKey.LEARNED_PREFIXES, "gauge", "Prefixes that learned finds again in a prompt"),
+    Metric(MetricKey.WALK_SECONDS, "histogram", "Time of one eviction pass"),
+    Metric(
+        MetricKey.ANOMALIES, "counter", "Things that must not happen; the engine went on by itself"
+    ),
+    Metric(MetricKey.DRY_RUN_REQUESTS, "counter", "Requests that the dry run replayed"),
+    Metric(MetricKey.DRY_RUN_REJECTED_REQUESTS, "counter", "Requests that do not fit its KV pool"),
+    Metric(
+        MetricKey.DRY_RUN_PROMPT_TOKENS, "counter", "Tokens of the replayed ones, in whole blocks"
+    ),
+    Metric(
+        MetricKey.DRY_RUN_HIT_TOKENS,
+        "counter",
+        "Tokens the policy would reuse; engine: reused",
+        "policy",
+    ),
+    Metric(
+        MetricKey.DRY_RUN_MISSED_BY_STATE_TOKENS,
+        "counter",
+        "Tokens whose KV would be there and their state would not",
+        "policy",
+    ),
+    Metric(
+        MetricKey.DRY_RUN_EVICTIONS, "counter", "States the policy would drop for room", "policy"
+    ),
+)
+METRIC_BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}
