@@ -51,7 +51,7 @@ void BlockHashIndex::grow() {
   }
 }
 
-// Closes the gap in the table by moving back whoever was displaced across it.
+// Closes the gap in the table by moving back what was displaced across it.
 void BlockHashIndex::drop_if_unused(Number number) {
   if (uses_[number].copies > 0 || uses_[number].has_checkpoint) return;
   size_t gap = home(keys_[number].hash);

@@ -152,9 +152,9 @@ TEST(BlockHashIndexTest, RandomCallsEqualAPlainForm) {
         if (!own.empty()) {
           ASSERT_EQ(cache.key(cache.number_of(block)), own.front());
         }
-        for (const std::string& one : own) {
-          ASSERT_TRUE(cache.erase(key_of(one), block));
-          std::erase(plain.blocks[one], block);
+        for (const std::string& name : own) {
+          ASSERT_TRUE(cache.erase(key_of(name), block));
+          std::erase(plain.blocks[name], block);
         }
         own.clear();
         break;
@@ -180,7 +180,7 @@ TEST(BlockHashIndexTest, RandomCallsEqualAPlainForm) {
         } else if (below(2'000) == 0) {
           cache.clear();
           plain.blocks.clear();
-          for (auto& one : plain.keys) one.clear();
+          for (auto& keys : plain.keys) keys.clear();
         }
     }
     if (step % 20 == 0) expect_equal(cache, plain, names, key_of);

@@ -386,9 +386,9 @@ void random_traffic(Pool<Queue>& pool, Committed committed, unsigned seed) {
     const Block block = static_cast<Block>(below(used.size()));
     switch (below(6)) {
       case 0:
-        for (const Block one : pool.take(std::min(pool.queue.free_blocks(), below(4)))) {
-          ASSERT_FALSE(used[one]);
-          used[one] = true;
+        for (const Block taken : pool.take(std::min(pool.queue.free_blocks(), below(4)))) {
+          ASSERT_FALSE(used[taken]);
+          used[taken] = true;
         }
         break;
       case 1:
@@ -420,8 +420,8 @@ void random_traffic(Pool<Queue>& pool, Committed committed, unsigned seed) {
     if (step % 50 == 0) {
       Blocks free = pool.queue.in_order(), expected;
       std::sort(free.begin(), free.end());
-      for (Block one = 0; one < used.size(); ++one) {
-        if (!used[one]) expected.push_back(one);
+      for (Block free = 0; free < used.size(); ++free) {
+        if (!used[free]) expected.push_back(free);
       }
       ASSERT_EQ(free, expected);
       ASSERT_EQ(pool.queue.free_blocks(), free.size());
@@ -442,7 +442,7 @@ TEST(BlockQueueTest, NoBlockIsLostOrDoubledInRandomTraffic) {
       gds.pool,
       [&](const std::string& name) {
         for (const StateId gone : gds.pool.queue.take_gone()) {
-          std::erase_if(known, [gone](const auto& one) { return one.second == gone; });
+          std::erase_if(known, [gone](const auto& state) { return state.second == gone; });
         }
         if (known.contains(name)) return;
         known[name] = ++last;

@@ -53,7 +53,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 2**32))
     def burst(self, seed: int) -> None:
-        """Many calls for the price of one draw, which takes longer than a call."""
+        """Many calls for each draw, since a draw takes longer than a call."""
         rng = random.Random(seed)
         for _ in range(BURST):
             random_event(self.pair, rng, states=12)

@@ -93,7 +93,7 @@ class BlockHashIndex {
   void drop_if_unused(Number number);
   void grow();
   Node node_of(Number number, Block block) const;
-  // Has whoever is before and behind `place` point to these nodes.
+  // Makes what is before and behind `place` point to these nodes.
   void relink(const Place& place, Use& use, Node before, Node behind);
 
   size_t blocks_;

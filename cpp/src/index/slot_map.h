@@ -32,7 +32,7 @@ class SlotMap {
     ++size_;
   }
 
-  // `id` must be present. Closes the gap by moving back whoever was displaced across it.
+  // `id` must be present. Closes the gap by moving back what was displaced across it.
   void erase(int64_t id) {
     size_t gap = home(id);
     while (cells_[gap].id != id || cells_[gap].slot == kNone) gap = next(gap);

@@ -1,4 +1,4 @@
-"""What an eviction policy is to whoever uses one: the calls of an index of states."""
+"""What every eviction policy offers: the calls of an index of states."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The state index again, in plain Python: slow, obvious, and sharing no code with the C++.
 
-It is the oracle of the tests. Nothing falls back to it by itself: whoever wants it asks for it.
+It is the oracle of the tests. Nothing falls back to it by itself.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def test_a_prompt_end_ranks_above_what_lies_between(make: Make) -> None:
     assert index_of(index, A, 8192) == pytest.approx(0.0125)
     assert index_of(index, B, 1024) == pytest.approx(0.25)
     assert index.evict(1) == [A]  # 102.4 against 256: gds would have taken B
-    assert index.watermark == 8192  # of gds, for whoever follows it
+    assert index.watermark == 8192  # of gds, whichever order is active
 
 
 def test_what_was_evicted_counts_for_the_state_above(make: Make) -> None:
@@ -244,7 +244,7 @@ def test_another_order_is_active_while_it_is_well_ahead_in_the_short_term(
     1,000 of learned are 957.6 in the long run 128 requests later, and 500 of late, 497.3 after one
     more: 1.15 times that is 571.9. Later 300 more make it 794.6 against 696 of late, and 1,257
     against 700 in the long run; with 600 more lru is at 1,300, then learned with 40 more at 1,296.
-    With 1,265 to 1,257 lru is ahead by 0.6 %, which is too little for a new home.
+    With 1,265 to 1,257 lru is ahead by 0.6 %, which is too little for a new baseline.
     """
     selector = selector_of([(1000, 0, 0), *[(0, 0, 0)] * 128, (0, 0, lru)])
     assert selector.order == follows
