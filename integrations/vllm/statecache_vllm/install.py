@@ -7,6 +7,7 @@ import multiprocessing
 from collections.abc import Callable
 
 from statecache.engine import seams as seam
+from statecache.engine.cost import cost_text
 from statecache.engine.settings import Settings
 from statecache.errors import SettingsError
 from statecache.trace.record_file import check_record_file
@@ -44,7 +45,7 @@ def configure(
         check_interval(in_force, engine_args.block_size)
     given = {name: getattr(settings, name) for name in settings.given}
     if "cost" in given:
-        given["cost"] = f"{settings.cost[0]!r},{settings.cost[1]!r}"
+        given["cost"] = cost_text(settings.cost_model())
     worker_class = engine_args.worker_cls
     engine_args.kv_transfer_config = seams.connect(given)
     if in_force.checkpoints is not None:

@@ -10,7 +10,7 @@ import msgspec
 from statecache import CostModel
 from statecache.ab.config import build_struct
 from statecache.ab.server_arm import ServerArm
-from statecache.engine.settings import parse_cost
+from statecache.engine.cost import cost_text, default_cost, parse_cost
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.index import policies
 from statecache.replay.schedule import ADMISSIONS
@@ -77,7 +77,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kv_tokens: int = 0
     admission: str = "dense"
     chunk: int = 8192
-    cost: str = "1.862e-5,3.33e-6"
+    cost: str = cost_text(default_cost())
     running: int = 0
     slots_a_request: int = 5
     state_blocks: float = 3

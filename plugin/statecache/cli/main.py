@@ -24,6 +24,7 @@ from statecache.cli.plan import plan_command
 from statecache.cli.plot import check_plot, draw_hit_rates
 from statecache.cli.replay_options import Options, pool_settings, replay_settings
 from statecache.cli.trace import trace
+from statecache.engine.cost import cost_text, default_cost
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.index.policies import BASELINE, DEFAULT, REPLAY, summaries
 from statecache.replay.block_pools import pool_rows
@@ -180,7 +181,7 @@ def replay_command(
     ] = None,
     cost: Annotated[
         str, typer.Option(metavar="LINEAR,QUADRATIC", help="Coefficients of the cost model.")
-    ] = "1.862e-5,3.33e-6",
+    ] = cost_text(default_cost()),
     pool_blocks: Annotated[
         list[str] | None,
         typer.Option(

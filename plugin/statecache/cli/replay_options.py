@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from statecache.engine.settings import parse_cost
+from statecache.engine.cost import parse_cost
 from statecache.errors import SettingsError
 from statecache.index.policies import (
     BASELINE,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from statecache.engine.cost import cost_text, default_cost, parse_cost
 from statecache.engine.settings_aliases import OLD_NAMES, CarriedSettings, with_new_names
 from statecache.engine.settings_schema import (
     ADMISSIONS,
@@ -26,11 +27,9 @@ from statecache.engine.settings_schema import (
     check_type,
     flag_of,
     number_in,
-    parse_cost,
 )
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.index.policies import DEFAULT, ENGINE, policy_names
-from statecache.index.reference import ReferenceCost
 
 if TYPE_CHECKING:
     from statecache import CostModel
@@ -49,7 +48,6 @@ __all__ = [
     "add_flags",
     "flag_of",
     "given_on",
-    "parse_cost",
 ]
 
 CONFIG_VARIABLE = "STATECACHE_CONFIG"
@@ -137,13 +135,18 @@ _OLD_FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
 _RENAMED = {"int8_slots": "checkpoint_slots", "block_order": "block_policy"}
 
 
+def _default_coefficients() -> tuple[float, float]:
+    model = default_cost()
+    return model.linear, model.quadratic
+
+
 class Settings(msgspec.Struct, frozen=True):
     """The settings in force. Build them with `from_given` or `from_environment`."""
 
     kv_cache_plugin: str | None = None
     policy: str = DEFAULT
     admission: str = "engine"
-    cost: tuple[float, float] = (ReferenceCost().linear, ReferenceCost().quadratic)
+    cost: tuple[float, float] = msgspec.field(default_factory=_default_coefficients)
     strict: bool = False
     block_policy: str = "reuse"
     checkpoints: str | None = None
@@ -233,7 +236,7 @@ class Settings(msgspec.Struct, frozen=True):
         """Write the given values to `STATECACHE_CONFIG`, which child processes inherit."""
         values: dict[str, Any] = {name: getattr(self, name) for name in self.given}
         if "cost" in values:
-            values["cost"] = f"{self.cost[0]!r},{self.cost[1]!r}"
+            values["cost"] = cost_text(self.cost_model())
         target = os.environ if environment is None else environment
         target[CONFIG_VARIABLE] = msgspec.json.encode(RawSettings(**values)).decode()
 

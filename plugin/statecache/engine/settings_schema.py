@@ -8,17 +8,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 import msgspec
 
-# The native index is imported where it is used: without it a server must still start.
 from statecache.checkpoint.formats import FORMATS
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.index.policies import ENGINE, policy_names
-
-if TYPE_CHECKING:
-    from statecache import CostModel
 
 __all__ = [
     "ADMISSIONS",
@@ -32,7 +27,6 @@ __all__ = [
     "check_type",
     "flag_of",
     "number_in",
-    "parse_cost",
 ]
 
 PLUGINS = ("statecache",)
@@ -157,23 +151,6 @@ def _check_record(given: RawSettings) -> None:
         raise _invalid("record", given.record, "name a file in UTF-8") from None
     if most is not None and given.record is None:
         raise SettingsError(f"{flag_of('record_mib')} needs {flag_of('record')}")
-
-
-def parse_cost(flag: str, text: str) -> CostModel:
-    """Return the cost model that `text`, "LINEAR,QUADRATIC", describes. `flag` is for the error."""
-    from statecache import CostModel
-
-    linear, _, quadratic = text.partition(",")
-    try:
-        coefficients = float(linear), float(quadratic)
-    except ValueError:
-        advice = "use two numbers, LINEAR,QUADRATIC"
-    else:
-        try:
-            return CostModel(*coefficients)
-        except ValueError as error:
-            advice = str(error)
-    raise SettingsError(escape_control_chars(f"{flag} cannot be '{text}': {advice}"))
 
 
 def _invalid(name: str, value: object, advice: str) -> SettingsError:

@@ -24,6 +24,7 @@ from typing import Any
 from statecache.ab.arms import Arm
 from statecache.ab.drivers.cache_layer_protocol import Job, answer_jobs
 from statecache.ab.results import Played, Served
+from statecache.engine.cost import cost_text, scaled_cost
 from statecache.engine.settings import Settings
 from statecache.replay.schedule import admitted_blocks
 from statecache.trace.format import BLOCK_TOKENS
@@ -71,11 +72,10 @@ def _plugin(arm: Arm) -> Iterator[None]:
         return
     from statecache_sglang.install import install
 
-    cost = arm.cost_model()
     given: dict[str, Any] = {
         "kv_cache_plugin": "statecache",
         "policy": arm.policy,
-        "cost": f"{cost.linear * BLOCK_TOKENS!r},{cost.quadratic * BLOCK_TOKENS**2!r}",
+        "cost": cost_text(scaled_cost(arm.cost_model(), BLOCK_TOKENS)),
     }
     if arm.pool == "int8":
         given |= {"checkpoints": "int8", "checkpoint_slots": arm.states}

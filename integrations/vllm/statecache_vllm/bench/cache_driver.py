@@ -26,6 +26,7 @@ from typing import Any
 from statecache.ab.arms import Arm
 from statecache.ab.drivers.cache_layer_protocol import Job, answer_jobs
 from statecache.ab.results import Played, Served
+from statecache.engine.cost import cost_text, scaled_cost
 from statecache.trace.format import BLOCK_TOKENS
 
 __all__ = ["main", "play"]
@@ -78,8 +79,7 @@ def _plugin(arm: Arm, block: int) -> dict[str, Any] | None:
     if arm.policy == "stock":
         return None
     each = BLOCK_TOKENS // block
-    cost = arm.cost_model()
-    given: dict[str, Any] = {"cost": f"{cost.linear * each!r},{cost.quadratic * each**2!r}"}
+    given: dict[str, Any] = {"cost": cost_text(scaled_cost(arm.cost_model(), each))}
     if arm.admission == "dense":
         given["checkpoint_interval"] = arm.chunk // each
     if arm.pool == "shared":
