@@ -9,7 +9,7 @@ import pytest
 from fuzz.targets import TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
-INPUTS = {"trace": 300_000, "settings": 30_000}  # about 15 seconds each
+INPUTS = {"trace": 300_000, "convert": 80_000, "settings": 30_000}  # about 15 seconds each
 
 
 def changed(data: bytes, other: bytes, rng: random.Random) -> bytes:
