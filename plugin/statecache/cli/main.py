@@ -187,7 +187,7 @@ def replay_command(
         typer.Option(
             metavar="N,N",
             rich_help_panel=_POOL,
-            help="Replay on pools of N blocks of 512 tokens that KV and states share, as in vLLM,"
+            help="Replay on pools of N blocks of 512 tokens that KV and states share,"
             " in place of --slots and --kv-tokens.",
         ),
     ] = None,
@@ -195,9 +195,9 @@ def replay_command(
         list[str] | None,
         typer.Option(
             rich_help_panel=_POOL,
-            help="Without --checkpoint-slots, which free block goes first: stock (vLLM's order),"
-            " copies (second copies, then as stock) or reuse (copies, then what was never reused):"
-            " commas or repeat (default: all).",
+            help="Without --checkpoint-slots, which free block goes first: stock (in the order"
+            " they were freed), copies (second copies, then as stock) or reuse (copies, then what was"
+            " never reused): commas or repeat (default: all).",
         ),
     ] = None,
     state_blocks: Annotated[

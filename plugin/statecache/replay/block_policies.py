@@ -27,7 +27,7 @@ _Queue = OrderedDict[int, None]
 
 
 class FifoBlockPolicy:
-    """vLLM's order: first in, first out, but blocks without a key go before all others.
+    """An engine's own order: first in, first out, but blocks without a key go before all others.
 
     `cached` maps a key to the blocks that hold it, `uses` a block to how many requests hold it;
     both belong to the pool, which keeps them up to date.
@@ -89,7 +89,7 @@ class FifoBlockPolicy:
 class DuplicatesFirst(FifoBlockPolicy):
     """As stock, but of several blocks under one key all but one go first.
 
-    vLLM 0.32 does not deduplicate: computing a missed region again leaves second copies.
+    Where blocks are not deduplicated, computing a missed region again leaves second copies.
     """
 
     def __init__(self, blocks: int, cached: Mapping[int, Sequence[int]], uses: Sequence[int]):

@@ -1,4 +1,4 @@
-"""Replay on one pool of equal blocks that KV and states share, as vLLM keeps them.
+"""Replay on one pool of equal blocks that KV and states share.
 
 Requests are served one after the other. A request computes its prompt in chunks of 16 blocks. Each
 chunk leaves a running state of `state_blocks` blocks; the one before it is let go when the next

@@ -56,7 +56,7 @@ def default_lengths(most: int) -> list[int]:
 
 
 class PrefillServer:
-    """A server with the OpenAI API that takes prompts of token ids, as vLLM and SGLang do."""
+    """A server with the OpenAI API that takes prompts of token ids, too."""
 
     def __init__(self, address: ServerAddress, seconds: float) -> None:
         """Ask for its model; no request may take more than `seconds`.
