@@ -50,7 +50,7 @@ BLOCK, BLOCKS, ANSWER_TOKENS = 32, 264, 8
 # A state is 411,648 bytes in three blocks of 137,216, and 122,880 bytes in int8.
 SLOTS, POOL_BLOCKS = 33, 30
 ON = ("--kv-cache-plugin", "statecache")
-INT8 = ("--statecache-int8", "--statecache-int8-slots", str(SLOTS))
+INT8 = ("--statecache-checkpoints", "int8", "--statecache-checkpoint-slots", str(SLOTS))
 ARMS = {
     "vLLM alone": (BLOCKS, ()),
     "statecache": (BLOCKS, ON),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from statecache.engine.spec import EngineCounters, EngineSpec
-from statecache_vllm.seam_table import SEAMS, TESTED
+from statecache_vllm.patches import PATCHES
+from statecache_vllm.seam_table import SEAMS, TESTED, VIEWS
 from statecache_vllm.seams import engine_version
 
 __all__ = ["SPEC"]
@@ -15,6 +16,8 @@ SPEC = EngineSpec(
     disable_variable="VLLM_PLUGINS",
     tested_versions=TESTED,
     seams=SEAMS,
+    views=VIEWS,
+    patches=PATCHES,
     version=engine_version,
     own_settings=("block_policy", "checkpoint_interval"),
     extensions={"blocks": "the native queue of vLLM's blocks"},

@@ -196,8 +196,8 @@ def replay_command(
         typer.Option(
             rich_help_panel=_POOL,
             help="Without --checkpoint-slots, which free block goes first: stock (in the order"
-            " they were freed), copies (second copies, then as stock) or reuse (copies, then what was"
-            " never reused): commas or repeat (default: all).",
+            " they were freed), copies (second copies, then as stock) or reuse (copies, then what"
+            " was never reused): commas or repeat (default: all).",
         ),
     ] = None,
     state_blocks: Annotated[
