@@ -43,4 +43,9 @@ SPEC = EngineSpec(
         "native": ("stock", "lru", "gds", "learned"),
         "int8": ("lru", "gds", "learned"),
     },
+    arm_admissions=("dense", "ends", "aligned"),
+    arms_note=(
+        "SGLang keeps states in slots of their own, a tenth of the memory here, sets one every"
+        " 8,192 tokens and at each prompt's end, and drops the KV of a leaf with its state."
+    ),
 )

@@ -36,4 +36,11 @@ SPEC = EngineSpec(
         "int8": ("lru", "gds", "learned"),
         "shared": ("stock", "reuse"),
     },
+    # A state every `chunk` tokens, or where vLLM keeps one itself.
+    arm_admissions=("dense", "junctions"),
+    state_blocks=3,
+    arms_note=(
+        "vLLM alone keeps states and KV in one pool, and sets states at prompt ends and where known"
+        " prefixes end; its checkpoint pool comes out of the same bytes."
+    ),
 )

@@ -11,8 +11,10 @@ from statecache import CostModel
 from statecache.ab.config import build_struct
 from statecache.ab.server_arm import ServerArm
 from statecache.engine.cost import cost_text, default_cost, parse_cost
+from statecache.engine.spec import engines
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.index import policies
+from statecache.replay.block_policies import ORDERS
 from statecache.replay.schedule import ADMISSIONS
 from statecache.replay.shared_pool import MOST_BLOCKS, POOL_ADMISSIONS
 from statecache.trace.format import BLOCK_TOKENS
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
 __all__ = [
-    "ENGINES",
+    "POOLS",
     "REPLAY",
     "AnyArm",
     "Arm",
+    "admissions_of",
+    "arm_engines",
     "check_arms",
     "parse_arm",
     "parse_arm_config",
@@ -32,17 +36,16 @@ __all__ = [
 ]
 
 REPLAY = "core"  # the built-in replay stands in the place of an engine
-ENGINES = ("core", "sglang", "vllm")
+POOLS = ("native", "int8", "shared")
 _MOST = 2**48  # of any size: far within 64 bits
 _MOST_BYTES = 2**62
-POOLS = ("native", "int8", "shared")
-_SHARED = {"core": ("stock", "copies", "reuse"), "vllm": ("stock", "reuse", "gds")}  # by engine
-_ADMISSIONS: dict[object, tuple[str, ...]] = {
-    "core": ADMISSIONS,
-    ("core", "shared"): POOL_ADMISSIONS,
-    "sglang": ADMISSIONS,
-    "vllm": ("dense", "junctions"),  # a state every `chunk` tokens, or where vLLM keeps one itself
-}
+_STATE_BLOCKS = 3
+_STOCK = "stock"  # the engine without the plugin
+
+
+def arm_engines() -> tuple[str, ...]:
+    """Return what an arm can have as its engine: the replay, and engines with a cache driver."""
+    return (REPLAY, *(name for name, spec in engines().items() if spec.cache_driver is not None))
 
 
 def policies_of(engine: str, pool: str) -> tuple[str, ...]:
@@ -50,12 +53,20 @@ def policies_of(engine: str, pool: str) -> tuple[str, ...]:
 
     "stock" is the engine without the plugin.
     """
-    if pool == "shared":
-        return _SHARED.get(engine, ())
     if engine == REPLAY:
-        return policies.policy_names(policies.REPLAY)
-    own = ("stock",) if (engine, pool) == ("sglang", "native") else ()
+        return ORDERS if pool == "shared" else policies.policy_names(policies.REPLAY)
+    named = engines()[engine].arms.get(pool, ())
+    if pool == "shared" or not named:
+        return named
+    own = tuple(name for name in named if name == _STOCK)
     return own + policies.policy_names(policies.ENGINE)
+
+
+def admissions_of(engine: str, pool: str) -> tuple[str, ...]:
+    """Return where an engine can set states."""
+    if engine != REPLAY:
+        return engines()[engine].arm_admissions
+    return POOL_ADMISSIONS if pool == "shared" else ADMISSIONS
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,7 +80,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """
 
     name: str
-    engine: str = "core"
+    engine: str = REPLAY
     policy: str = policies.DEFAULT
     pool: str = "native"
     slots: int = 256
@@ -80,21 +91,19 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     cost: str = cost_text(default_cost())
     running: int = 0
     slots_a_request: int = 5
-    state_blocks: float = 3
+    state_blocks: float = _STATE_BLOCKS
     baseline: str | None = None
     python: str | None = None
     state_mib: float | None = None
 
     def __post_init__(self) -> None:
-        self._known("engine", ENGINES)
+        self._known("engine", arm_engines())
         self._known("pool", POOLS)
         known = policies_of(self.engine, self.pool)
         if not known:
             raise self.error(f"engine {self.engine} has no pool {self.pool!r}")
         self._known("policy", known)
-        self._known(
-            "admission", _ADMISSIONS.get((self.engine, self.pool), _ADMISSIONS[self.engine])
-        )
+        self._known("admission", admissions_of(self.engine, self.pool))
         self._above(0, "slots", "int8_ratio", "slots_a_request", "state_blocks")
         self._above(-1, "running", "kv_tokens")
         if self.state_mib is not None:
@@ -105,8 +114,11 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise self.error(f"chunk {self.chunk} is no multiple of {BLOCK_TOKENS}")
         if self.kv_tokens < BLOCK_TOKENS and (self.kv_tokens or self._needs_kv):
             raise self.error(f"kv_tokens must be {BLOCK_TOKENS} or more here")
-        if self.engine == "vllm" and self.state_blocks != 3:
-            raise self.error("a state takes 3 blocks in vllm: leave state_blocks out")
+        fixed = None if self.engine == REPLAY else engines()[self.engine].state_blocks
+        if fixed is not None and self.state_blocks not in (fixed, _STATE_BLOCKS):
+            raise self.error(
+                f"a state takes {fixed} blocks in {self.engine}: leave state_blocks out"
+            )
         if self.pool == "shared" and self.state_blocks != int(self.state_blocks):
             raise self.error(f"state_blocks {self.state_blocks:g} is no whole number")
         if self.free_slots < 1:
@@ -187,7 +199,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def _needs_kv(self) -> bool:
-        return self.engine != "core" or self.pool == "shared"
+        return self.engine != REPLAY or self.pool == "shared"
 
     def _known(self, field: str, known: Sequence[str]) -> None:
         value = getattr(self, field)

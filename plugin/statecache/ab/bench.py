@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Self
 
 from statecache.ab.drivers.base import ArmError, Context, Driver, Measured, Turn
 from statecache.ab.drivers.cache_layer import CacheLayerDriver
-from statecache.ab.drivers.replay import ReplayDriver, SharedReplays
+from statecache.ab.drivers.replay import ReplayDriver
+from statecache.ab.drivers.trace_replay import SharedReplays
 from statecache.ab.trial import Failure
 
 if TYPE_CHECKING:

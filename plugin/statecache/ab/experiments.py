@@ -2,47 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from statecache.ab.arms import Arm, policies_of
+from statecache.ab.arms import POOLS, REPLAY, Arm, admissions_of, arm_engines, policies_of
 from statecache.ab.statistics import default_repeats
 from statecache.ab.trial import Cell
 from statecache.ab.workloads import Workload
+from statecache.engine.spec import engines as engine_specs
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.index.policies import BASELINE, DEFAULT
+from statecache.trace.format import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["EXPERIMENTS", "Experiment"]
+__all__ = ["EXPERIMENTS", "Experiment", "engines_of"]
 
-# What each may be run on, the axis of its plot, and the part of the requests that is warm-up.
+
+class _Kind(NamedTuple):
+    """What an experiment is: the pools an engine must have and must not have to be run on it.
+
+    `axis` is that of its plot, `warm_up` the part of the requests that is not counted. With
+    `compares` it is for all its engines at once, and not for the replay.
+    """
+
+    axis: str
+    warm_up: float
+    pools: frozenset[str] = frozenset({"native"})
+    without: frozenset[str] = frozenset()
+    compares: bool = False
+    note: str = ""
+
+
 EXPERIMENTS = {
-    "sessions": (("core", "sglang", "vllm"), "agent sessions at once", 0.1),
-    "distinct-prefixes": (("core", "sglang", "vllm"), "distinct prefixes", 0.2),  # the first round
-    "agent-traces": (("core", "sglang"), "state slots", 0.0),
-    "one-pool": (("core", "vllm"), "blocks of the pool", 0.1),
-    "engines": (("sglang", "vllm"), "blocks of 512 tokens of memory in all", 0.1),
-}
-_NOTES = {
-    "sessions": [
-        "419 state slots and 2,969,600 tokens of KV; each session runs one request at all times,"
-        " which keeps 5 slots. In vLLM the slots are those of a checkpoint pool."
-    ],
-    "distinct-prefixes": [
-        "256 slots of native states, or 512 of int8 ones in the same bytes. All states cost the"
-        " same, so no policy can gain here. KV holds one round of 768 prefixes: with"
-        " more of it vLLM would keep the states among the blocks and find them there too."
-    ],
-    "engines": [
-        "The same bytes for all arms: a state takes as many as three blocks. By design SGLang keeps"
-        " states in slots of their own, a tenth of the memory here, sets one every 8,192 tokens and"
-        " at each prompt's end, and drops the KV of a leaf with its state. vLLM alone keeps states"
-        " and KV in one pool, and sets states at prompt ends and where known prefixes end; its"
-        " checkpoint pool comes out of the same bytes."
-    ],
+    "sessions": _Kind(
+        "agent sessions at once",
+        0.1,
+        note="419 state slots and 2,969,600 tokens of KV; each session runs one request at all"
+        " times, which keeps 5 slots. In an engine with one pool for KV and states the slots are"
+        " those of a checkpoint pool.",
+    ),
+    "distinct-prefixes": _Kind(
+        "distinct prefixes",
+        0.2,  # the first round
+        frozenset({"native", "int8"}),
+        note="256 slots of native states, or 512 of int8 ones in the same bytes. All states cost"
+        " the same, so no policy can gain here. KV holds one round of 768 prefixes: with more of it"
+        " an engine with one pool would keep the states among the blocks and find them there too.",
+    ),
+    "agent-traces": _Kind("state slots", 0.0, without=frozenset({"shared"})),
+    "one-pool": _Kind("blocks of the pool", 0.1, frozenset({"native", "int8", "shared"})),
+    "engines": _Kind(
+        "blocks of 512 tokens of memory in all",
+        0.1,
+        frozenset({"native", "int8"}),
+        compares=True,
+        note="The same bytes for all arms: a state takes as many as three blocks. By design",
+    ),
 }
 _SESSIONS = (16, 24, 32, 40, 64)
 _PREFIXES = (128, 256, 384, 512, 640, 768)
@@ -51,6 +69,19 @@ _POOL_BLOCKS = (1024, 2048, 3072)
 _KV_TOKENS = 2_969_600
 _ROUND_KV_TOKENS = 768 * 3 * 512  # a round of the most prefixes, each with an end of its own
 _AMPLE_KV_TOKENS = 512 * 2**20
+_BEST_SHARED = "reuse"
+_BRANCH_POINTS = ("branch-points", "junctions")
+
+
+def engines_of(name: str) -> tuple[str, ...]:
+    """Return what an experiment can be run on: the replay, if it can, and engines."""
+    kind = EXPERIMENTS[name]
+    return tuple(
+        engine
+        for engine in arm_engines()
+        if (engine == REPLAY and not kind.compares)
+        or (engine != REPLAY and kind.pools <= _pools(engine) and not kind.without & _pools(engine))
+    )
 
 
 class Experiment:
@@ -63,29 +94,32 @@ class Experiment:
             raise SettingsError(
                 escape_control_chars(f"--experiment: unknown {name!r}: use {known}")
             )
-        known_engines, self.axis, self.warm_up = EXPERIMENTS[name]
-        self.notes = _NOTES.get(name, [])
         self.name = name
+        self._kind = EXPERIMENTS[name]
+        self._engines = self._chosen(engines)
         self._trace = trace
-        compares = name == "engines"  # arms of all its engines, with one another
-        if engines is None:
-            engines = ",".join(known_engines) if compares else known_engines[0]
-        self._engines = list(dict.fromkeys(part.strip() for part in engines.split(",")))
-        for engine in self._engines:
-            if engine not in known_engines:
-                raise SettingsError(
-                    escape_control_chars(
-                        f"--engines: {name} does not run on {engine!r}:"
-                        f" use {', '.join(known_engines)}"
-                    )
-                )
-        if compares and set(self._engines) != set(known_engines):
-            both = " and ".join(known_engines)
-            raise SettingsError(f"--engines: {name} compares {both}: leave it out")
         if name == "agent-traces" and trace is None:
             raise SettingsError(f"--experiment: {name} plays a recorded trace: give --trace FILE")
         if name != "agent-traces" and trace is not None:
             raise SettingsError(f"--trace: {name} makes its own workload: leave it out")
+
+    @property
+    def axis(self) -> str:
+        """What its cells differ in."""
+        return self._kind.axis
+
+    @property
+    def warm_up(self) -> float:
+        """The part of the requests that is not counted."""
+        return self._kind.warm_up
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the report must know."""
+        if not self._kind.note:
+            return []
+        told = [engine_specs()[engine].arms_note for engine in self._engines if self._kind.compares]
+        return [" ".join([self._kind.note, *told])]
 
     @property
     def repeats(self) -> int:
@@ -93,22 +127,38 @@ class Experiment:
 
         So a part of the engines gives the same numbers as all of them.
         """
-        known_engines = ",".join(EXPERIMENTS[self.name][0])
-        everywhere = Experiment(self.name, known_engines, self._trace).cells()
+        everywhere = Experiment(self.name, ",".join(engines_of(self.name)), self._trace).cells()
         pairs = sum(len(cell.pairs) for cell in everywhere if cell.seeded)
         return default_repeats(pairs) if pairs else 1
 
     def cells(self) -> list[Cell]:
         """Return the cells, in the order of the axis."""
-        made: dict[str, tuple[Callable[[int], Cell], Sequence[int]]] = {
+        kinds: dict[str, tuple[Callable[[int], Cell], Sequence[int]]] = {
             "sessions": (self._sessions, _SESSIONS),
             "distinct-prefixes": (self._prefixes, _PREFIXES),
             "agent-traces": (self._agent_traces, _TRACE_SLOTS),
             "one-pool": (self._one_pool, _POOL_BLOCKS),
             "engines": (self._side_by_side, _POOL_BLOCKS),
         }
-        cell, sizes = made[self.name]
+        cell, sizes = kinds[self.name]
         return [cell(size) for size in sizes]
+
+    def _chosen(self, engines: str | None) -> list[str]:
+        known = engines_of(self.name)
+        if engines is None:
+            engines = ",".join(known) if self._kind.compares else known[0]
+        chosen = list(dict.fromkeys(part.strip() for part in engines.split(",")))
+        for engine in chosen:
+            if engine not in known:
+                raise SettingsError(
+                    escape_control_chars(
+                        f"--engines: {self.name} does not run on {engine!r}: use {', '.join(known)}"
+                    )
+                )
+        if self._kind.compares and set(chosen) != set(known):
+            both = " and ".join(known)
+            raise SettingsError(f"--engines: {self.name} compares {both}: leave it out")
+        return chosen
 
     def _sessions(self, sessions: int) -> Cell:
         """Lru against gds where `sessions` requests run at all times and keep 5 slots each."""
@@ -138,7 +188,7 @@ class Experiment:
                     slots=256,
                     int8_ratio=2,
                     kv_tokens=_ROUND_KV_TOKENS,
-                    admission="dense" if engine == "vllm" else "aligned",
+                    admission="aligned" if "aligned" in admissions_of(engine, pool) else "dense",
                     chunk=1024,
                 )
                 pair.append(arm)
@@ -149,7 +199,8 @@ class Experiment:
     def _agent_traces(self, slots: int) -> Cell:
         arms = []
         for engine in self._engines:
-            policies = policies_of("core", "native") if engine == "core" else (BASELINE, DEFAULT)
+            known = policies_of(engine, "native")
+            policies = known if engine == REPLAY else (BASELINE, DEFAULT)
             arms += _against_first(
                 [
                     Arm(
@@ -157,7 +208,7 @@ class Experiment:
                         engine=engine,
                         policy=policy,
                         slots=slots,
-                        kv_tokens=0 if engine == "core" else _AMPLE_KV_TOKENS,
+                        kv_tokens=0 if engine == REPLAY else _AMPLE_KV_TOKENS,
                     )
                     for policy in policies
                 ]
@@ -167,45 +218,54 @@ class Experiment:
 
     def _one_pool(self, blocks: int) -> Cell:
         """One pool of blocks of 512 tokens, a tenth of it for states, at equal bytes."""
-        slots = blocks // 30
-        sizes: dict[str, Any] = {"slots": slots, "kv_tokens": (blocks - 3 * slots) * 512}
+        sizes = _tenth_for_states(blocks)
         arms = []
         for engine in self._engines:
-            shared = ("stock", "copies", "reuse") if engine == "core" else ("stock", "reuse", "gds")
-            made = [
-                Arm(
-                    name=f"{engine} {policy}",
-                    engine=engine,
-                    policy=policy,
-                    pool="shared",
-                    admission="junctions",
-                    **sizes,
-                )
-                for policy in shared
+            compared = [
+                Arm(name=f"{engine} {policy}", policy=policy, **_own_pool(engine), **sizes)
+                for policy in policies_of(engine, "shared")
             ]
-            made += [
+            compared += [
                 Arm(name=f"{engine} {pool} pool", engine=engine, pool=pool, **sizes)
                 for pool in ("native", "int8")
             ]
-            arms += _against_first(made)
+            arms += _against_first(compared)
         workload = Workload(kind="agent", sessions=24, turns=20)
         return Cell(name=f"{blocks} blocks", workload=workload, arms=arms, at=blocks)
 
     def _side_by_side(self, blocks: int) -> Cell:
-        """Both engines, each alone and at its best, on one workload and as many bytes."""
-        slots = blocks // 30
-        sizes: dict[str, Any] = {"slots": slots, "kv_tokens": (blocks - 3 * slots) * 512}
-        own: dict[str, Any] = {"pool": "shared", "admission": "junctions"}
-        arms = [
-            Arm(name="sglang alone", engine="sglang", policy="stock", **sizes),
-            Arm(name="sglang gds", engine="sglang", **sizes),
-            Arm(name="sglang int8", engine="sglang", pool="int8", **sizes),
-            Arm(name="vllm alone", engine="vllm", policy="stock", **own, **sizes),
-            Arm(name="vllm reuse", engine="vllm", policy="reuse", **own, **sizes),
-            Arm(name="vllm int8", engine="vllm", pool="int8", **sizes),
-        ]
+        """All engines, each alone and at its best, on one workload and as many bytes."""
+        sizes = _tenth_for_states(blocks)
+        arms = []
+        for engine in self._engines:
+            own = _own_pool(engine)
+            best = _BEST_SHARED if own["pool"] == "shared" else DEFAULT
+            arms += [
+                Arm(name=f"{engine} alone", policy="stock", **own, **sizes),
+                Arm(name=f"{engine} {best}", policy=best, **own, **sizes),
+                Arm(name=f"{engine} int8", engine=engine, pool="int8", **sizes),
+            ]
         workload = Workload(kind="agent", sessions=24, turns=20)
         return Cell(name=f"{blocks} blocks", workload=workload, arms=arms, at=blocks)
+
+
+def _pools(engine: str) -> set[str]:
+    return {pool for pool in POOLS if policies_of(engine, pool)}
+
+
+def _own_pool(engine: str) -> dict[str, Any]:
+    """Return where an engine keeps states by itself."""
+    if "shared" not in _pools(engine):
+        return {"engine": engine, "pool": "native"}
+    known = admissions_of(engine, "shared")
+    admission = next(name for name in _BRANCH_POINTS if name in known)
+    return {"engine": engine, "pool": "shared", "admission": admission}
+
+
+def _tenth_for_states(blocks: int) -> dict[str, int]:
+    """Return sizes of a memory of so many blocks; a state takes three."""
+    slots = blocks // 30
+    return {"slots": slots, "kv_tokens": (blocks - 3 * slots) * BLOCK_TOKENS}
 
 
 def _against_first(arms: Sequence[Arm]) -> list[Arm]:

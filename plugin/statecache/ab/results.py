@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecache.ab.drivers.server_metrics import Counters
 from statecache.trace.format import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
     from statecache.ab.arms import Arm
 
-__all__ = ["MEASURES", "Measure", "Played", "Run", "Served", "Times"]
+__all__ = ["MEASURES", "Counters", "Measure", "Played", "Run", "Served", "Times"]
 
 
 class Served(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -98,6 +97,24 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_second: float
     request_errors: float
     ttft_quantiles_ms: list[float]
+
+
+class Counters(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server counted in a run, its warm-up included.
+
+    `source` is the plugin ("statecache") or the engine that counted. None is what it does not
+    count. A request that was preempted counts again in the plugin's `requests`. `kv_pool_bytes`
+    is the size of the pool of KV alone, where the engine tells it.
+    """
+
+    source: str
+    requests: int | None = None
+    prompt_tokens: int | None = None
+    hit_tokens: int | None = None
+    missed_by_state_tokens: int | None = None
+    evicted_states: int | None = None
+    skipped_states: int | None = None
+    kv_pool_bytes: int | None = None
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

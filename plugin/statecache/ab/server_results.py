@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecache.ab.drivers.server_metrics import Counters
-from statecache.ab.results import Run, Times
+from statecache.ab.results import Counters, Run, Times
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from statecache.ab.arms import REPLAY, arm_engines
 from statecache.ab.bench import Bench
 from statecache.ab.config import check_installed
 from statecache.ab.drivers.interrupts import ignore_interrupts, interrupts_put_off
@@ -79,8 +80,8 @@ def ab_command(
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help="Engines of an experiment: core, sglang, vllm (default: core; the experiment"
-            " engines always compares sglang and vllm).",
+            help=f"Engines of an experiment: {', '.join(arm_engines())} (default: {REPLAY}; the"
+            " experiment engines always compares all but that).",
         ),
     ] = None,
     repeats: Annotated[

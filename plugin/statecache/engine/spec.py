@@ -55,7 +55,10 @@ class EngineSpec:
 
     `slots_per_request` is how many state slots a running request holds; `sizing` the class that
     divides the memory of a GPU (`statecache.sizing.splits.EngineSplits`); `cache_driver` the module
-    that plays its cache layer for `statecache ab`, `arms` what that plays: policies by pool.
+    that plays its cache layer for `statecache ab`, `arms` what that plays: policies by pool, each
+    pool's own default first after "stock". `arm_admissions` are where it can set states,
+    `state_blocks` how many blocks a state takes in a pool that it shares with KV, if that is fixed,
+    and `arms_note` what a reader of a comparison with another engine must know, in sentences.
     """
 
     name: str
@@ -76,6 +79,9 @@ class EngineSpec:
     sizing: str | None = None
     cache_driver: str | None = None
     arms: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    arm_admissions: tuple[str, ...] = ("dense",)
+    state_blocks: int | None = None
+    arms_note: str = ""
 
 
 @functools.cache

@@ -1,27 +1,35 @@
-"""A server at an address that a user gave: asked within a time, read up to a size."""
+"""HTTP for doctor, fit and ab: servers at addresses that a user gave, asked within a time.
+
+Needs httpx, which both engines and the extra `ab` bring; it is imported at the first request.
+"""
 
 from __future__ import annotations
 
 import base64
+import importlib
 import re
 import threading
+from concurrent.futures import Future
 from contextlib import suppress
-from http.client import HTTPException
-from urllib.error import HTTPError
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
-from urllib.request import (
-    HTTPDefaultErrorHandler,
-    HTTPErrorProcessor,
-    HTTPHandler,
-    HTTPSHandler,
-    OpenerDirector,
-    ProxyHandler,
-    Request,
-)
 
 from statecache.errors import SettingsError, escape_control_chars
 
-__all__ = ["ServerAddress", "ServerError", "said_by", "without_user"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import httpx
+
+__all__ = [
+    "ServerAddress",
+    "ServerError",
+    "http_faults",
+    "open_async",
+    "reason_of",
+    "said_by",
+    "without_user",
+]
 
 _SAID_BYTES = 300
 
@@ -76,58 +84,133 @@ class ServerAddress:
 
         `seconds` are for all of it, however slowly name, headers and content come.
         """
-        headers = {"Content-Type": "application/json"} if body else {}
+        headers = {"Accept-Encoding": "identity"}
+        if body:
+            headers["Content-Type"] = "application/json"
         if self._login:
             headers["Authorization"] = f"Basic {self._login}"
-        request = Request(f"{self._url}/{path}", body, headers)  # noqa: S310 - it was checked
-        where = f"{self}/{path}"
-        found: list[bytes | ServerError] = []
+        request = _Request(f"{self._url}/{path}", f"{self}/{path}", body, headers, seconds)
+        answer: Future[bytes] = Future()
 
         def read() -> None:
             try:
-                found.append(_read(request, where, seconds, most_bytes))
-            except ServerError as error:
-                found.append(error)
+                answer.set_result(_read(request, most_bytes))
+            except Exception as error:
+                answer.set_exception(error)
 
         # A timeout of a socket is for each of its calls: bytes that drip would never reach it.
-        reader = threading.Thread(target=read, daemon=True)
-        reader.start()
-        reader.join(seconds)
-        if reader.is_alive():
-            raise ServerError(f"{where} cannot be read (no whole answer within {seconds:g} s)")
-        (answer,) = found
-        if isinstance(answer, ServerError):
-            raise answer
-        return answer
+        threading.Thread(target=read, daemon=True).start()
+        try:
+            return answer.result(seconds)
+        except TimeoutError:
+            raise request.too_late() from None
 
 
-def _opener() -> OpenerDirector:
-    """Return what speaks HTTP and nothing else, and stays where it was sent: no redirects."""
-    opener = OpenerDirector()
-    for handler in (ProxyHandler, HTTPHandler, HTTPSHandler):
-        opener.add_handler(handler())
-    opener.add_handler(HTTPErrorProcessor())
-    opener.add_handler(HTTPDefaultErrorHandler())
-    return opener
+class _Request(NamedTuple):
+    """What is asked, by GET or with a `body` by POST; `where` is how it is shown."""
+
+    url: str
+    where: str
+    body: bytes | None
+    headers: dict[str, str]
+    seconds: float
+
+    def too_late(self) -> ServerError:
+        problem = f"no whole answer within {self.seconds:g} s"
+        return ServerError(f"{self.where} cannot be read ({problem})")
 
 
-def _read(request: Request, where: str, seconds: float, most_bytes: int) -> bytes:
+def open_async(url: str, headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
+    """Return a client for many requests at once to the server at `url`, as a context.
+
+    It waits as long as it is let. Raises `ServerError` if there can be no such URL; what its
+    requests raise is in `http_faults`, and `reason_of` says what it means.
+    """
+    library = _httpx()
     try:
-        with _opener().open(request, timeout=seconds) as answer:
-            content: bytes = answer.read(most_bytes + 1)
-            missing = getattr(answer, "length", None)
-    except HTTPError as error:
-        to = error.headers.get("Location")
-        said = f": it redirects to {to}" if to else ""
-        with error, suppress(OSError, HTTPException, ValueError):
-            kind = error.headers.get("Content-Type") or ""
-            said = said or f": {said_by(error.read(_SAID_BYTES), kind)}"
-        raise ServerError(f"{where} answers {error.code}{said}", error.code) from error
-    except (OSError, HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-        raise ServerError(f"{where} cannot be read ({reason})") from error
-    if len(content) > most_bytes:
-        raise ServerError(f"{where} answers with more than {most_bytes} bytes")
-    if missing:
-        raise ServerError(f"{where} cannot be read (it broke off, {missing} bytes are missing)")
-    return content
+        client: httpx.AsyncClient = library.AsyncClient(
+            base_url=f"{url}/",
+            headers={"Accept-Encoding": "identity", **(headers or {})},
+            timeout=None,
+            limits=library.Limits(max_connections=None, max_keepalive_connections=None),
+            follow_redirects=True,
+            trust_env=False,  # a proxy would be timed too
+        )
+        return client
+    except http_faults() as error:
+        raise ServerError(f"url: {error}") from error
+
+
+def http_faults() -> tuple[type[Exception], ...]:
+    """Return what a request raises where a server cannot be asked or answers what is no HTTP."""
+    httpx = _httpx()
+    return (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a request failed: what the system said, if it did, else the error's own words."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if getattr(cause, "errno", None):
+            return str(cause)
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or type(error).__name__
+
+
+def _httpx() -> Any:
+    """Return the library, which the extra `ab` brings; both engines bring it too."""
+    try:
+        return importlib.import_module("httpx")
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            "--url: httpx is not installed: pip install 'statecache[ab]'"
+        ) from error
+
+
+def _read(request: _Request, most_bytes: int) -> bytes:
+    """Return the answer. Raises `ServerError`, also for a redirect: a client stays where it is."""
+    httpx = _httpx()
+    where = request.where
+    content = bytearray()
+    try:
+        with (
+            httpx.Client(
+                timeout=request.seconds,
+                event_hooks={"response": [lambda reply: _refuse_redirect(reply, where)]},
+            ) as client,
+            client.stream(
+                "POST" if request.body else "GET",
+                request.url,
+                content=request.body,
+                headers=request.headers,
+            ) as reply,
+        ):
+            if not reply.is_success:
+                raise ServerError(f"{where} answers {_refusal(reply)}", reply.status_code)
+            for piece in reply.iter_bytes():
+                content += piece
+                if len(content) > most_bytes:
+                    raise ServerError(f"{where} answers with more than {most_bytes} bytes")
+    except httpx.TimeoutException:
+        raise request.too_late() from None
+    except http_faults() as error:
+        raise ServerError(f"{where} cannot be read ({reason_of(error)})") from error
+    return bytes(content)
+
+
+def _refuse_redirect(reply: Any, where: str) -> None:
+    if reply.has_redirect_location:
+        problem = f"{reply.status_code}: it redirects to {reply.headers['Location']}"
+        raise ServerError(f"{where} answers {problem}", reply.status_code)
+
+
+def _refusal(reply: Any) -> str:
+    """Return the status and what came with it, as far as that can be read."""
+    content = bytearray()
+    with suppress(*http_faults()):
+        for piece in reply.iter_bytes():
+            content += piece
+            if len(content) >= _SAID_BYTES:
+                break
+    said = said_by(bytes(content[:_SAID_BYTES]), reply.headers.get("Content-Type", ""))
+    return f"{reply.status_code}: {said}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from statecache.ab.arms import Arm
 from statecache.ab.bench import Bench
 from statecache.ab.drivers.cache_layer_protocol import Job
-from statecache.ab.drivers.replay import TraceReplay
+from statecache.ab.drivers.trace_replay import TraceReplay
 from statecache.ab.trial import Cell, Trial
 from statecache.ab.workloads import Workload
 from statecache.replay.prefix_tree import PrefixTree

@@ -51,10 +51,9 @@ def test_the_page_names_each_engine_policy_and_pool() -> None:
     from statecache.ab import arms
 
     text = PAGE.read_text()
-    named = {*arms.ENGINES, *arms.POOLS}
-    for engine, pool in product(arms.ENGINES, arms.POOLS):
-        named |= set(arms.policies_of(engine, pool))
-    named |= {one for admissions in arms._ADMISSIONS.values() for one in admissions}
+    named = {*arms.arm_engines(), *arms.POOLS}
+    for engine, pool in product(arms.arm_engines(), arms.POOLS):
+        named |= {*arms.policies_of(engine, pool), *arms.admissions_of(engine, pool)}
     assert {name for name in named if f"`{name}`" not in text} == set()
 
 

@@ -3,14 +3,14 @@
 import pytest
 
 from statecache.ab.bench import Bench
-from statecache.ab.experiments import EXPERIMENTS, Experiment
+from statecache.ab.experiments import EXPERIMENTS, Experiment, engines_of
 from statecache.ab.plans import trial_of
 from statecache.ab.results import MEASURES
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_each_compares_on_each_of_its_engines_at_equal_bytes(name: str) -> None:
-    engines = EXPERIMENTS[name][0]
+    engines = engines_of(name)
     asked = Experiment(name, ",".join(engines), "t.jsonl" if name == "agent-traces" else None)
     for cell in asked.cells():
         assert {arm.engine for arm in cell.arms} == set(engines)
@@ -26,7 +26,7 @@ def test_each_compares_on_each_of_its_engines_at_equal_bytes(name: str) -> None:
 @pytest.mark.parametrize("name", ["sessions", "one-pool"])
 def test_a_part_of_the_engines_gets_the_seeds_of_all(name: str) -> None:
     """So the replay alone shows the numbers of README: 15 comparisons need 12 seeds, 5 only 10."""
-    for engines in ("core", None, ",".join(EXPERIMENTS[name][0])):
+    for engines in ("core", None, ",".join(engines_of(name))):
         assert Experiment(name, engines).repeats == 12
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from statecache.ab.arms import Arm
-from statecache.ab.drivers.process_memory import MemoryWatch, tree_bytes
-from statecache.ab.drivers.server_metrics import Counters, counters_between, read_counters
-from statecache.ab.results import MEASURES, Played, Run, Served
+from statecache.ab.drivers.server_metrics import counters_between, read_counters
+from statecache.ab.drivers.server_process import MemoryWatch, tree_bytes
+from statecache.ab.results import MEASURES, Counters, Played, Run, Served
 from statecache.ab.server_results import Answered, Answers
 from statecache.ab.statistics import Pair, compare
 from statecache.errors import SettingsError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from statecache.ab.drivers.replay import SharedReplays
+    from statecache.ab.drivers.trace_replay import SharedReplays
     from statecache.ab.results import Run
     from statecache.ab.trial import Cell, Trial
 

@@ -17,6 +17,7 @@ import msgspec
 
 from statecache.ab.drivers.base import ArmError, Turn
 from statecache.ab.drivers.cache_layer_protocol import Answer, Hello, Job
+from statecache.engine.spec import engines
 from statecache.errors import SettingsError, escape_control_chars
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class EngineProcess:
         self._said = b""
         self._within(_START_SECONDS)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
-        command = [python or sys.executable, "-m", f"statecache_{engine}.bench.cache_driver"]
+        command = [python or sys.executable, "-m", engines()[engine].cache_driver or ""]
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the Python the user named
                 command,

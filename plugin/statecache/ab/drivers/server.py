@@ -12,7 +12,6 @@ import msgspec
 from statecache.ab.drivers.base import ArmError
 from statecache.ab.drivers.block_tokens import BlockTokens
 from statecache.ab.drivers.interrupts import interrupts_put_off
-from statecache.ab.drivers.process_memory import MemoryWatch
 from statecache.ab.drivers.prompts import Prompts
 from statecache.ab.drivers.server_client import Client, Question, RequestError
 from statecache.ab.drivers.server_load import at_their_times, session_by_session
@@ -23,7 +22,7 @@ from statecache.ab.drivers.server_metrics import (
     read_counters,
 )
 from statecache.ab.drivers.server_model import ServedModel, served_model
-from statecache.ab.drivers.server_process import ServerProcess
+from statecache.ab.drivers.server_process import MemoryWatch, ServerProcess
 from statecache.ab.server_results import Answered, Answers
 from statecache.trace.format import BLOCK_TOKENS
 

@@ -1,34 +1,37 @@
-"""Asks a server over HTTP and takes the time. Needs aiohttp: the `ab` extra."""
+"""Asks a server over HTTP and takes the time."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import msgspec
-from aiohttp.http_exceptions import HttpProcessingError
 
 from statecache.ab.server_results import Answered
 from statecache.errors import escape_control_chars
-from statecache.tools.http_client import said_by
+from statecache.tools.http_client import (
+    ServerError,
+    http_faults,
+    open_async,
+    reason_of,
+    said_by,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    import httpx
 
     from statecache.ab.server_arm import ServerArm
 
 __all__ = ["Client", "Question", "RequestError"]
 
 _SHOWN_CHARACTERS = 300
-# A line may have twice as many: who tells the ids of an answer tells those of its prompt too.
-_READ_BYTES = 2**21
-# Also what aiohttp raises for a line without end, and msgspec for JSON nested too deeply.
-_FAULTS = (
-    *(aiohttp.ClientError, HttpProcessingError, OSError, TimeoutError),
-    *(ValueError, RecursionError),
-)
+_FAULTS: tuple[type[Exception], ...] = (*http_faults(), msgspec.DecodeError, RecursionError)
+# Of a line: a server that tells the ids of an answer tells those of its prompt too.
+_MOST_LINE_BYTES = 2**22
 
 
 class RequestError(Exception):
@@ -65,9 +68,7 @@ class _Piece(msgspec.Struct):
 class Client:
     """One server; `connected` makes one. `arm` knows its key, which no message may show."""
 
-    def __init__(
-        self, http: aiohttp.ClientSession, arm: ServerArm, model: str, seconds: float
-    ) -> None:
+    def __init__(self, http: httpx.AsyncClient, arm: ServerArm, model: str, seconds: float) -> None:
         self._http = http
         self._arm = arm
         self._model = model
@@ -84,30 +85,21 @@ class Client:
         Raises `RequestError` if there can be no such URL.
         """
         key = arm.key()
-        connector = aiohttp.TCPConnector(limit=0)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
-            session = aiohttp.ClientSession(
-                base_url=url.rstrip("/").removesuffix("/v1") + "/",
-                connector=connector,
-                timeout=aiohttp.ClientTimeout(total=seconds),
-                read_bufsize=_READ_BYTES,
-                headers={"Authorization": f"Bearer {key}"} if key else None,
-            )
-        except ValueError as error:
-            raise RequestError(f"url: {error}") from error
-        async with session as http:
+            client = open_async(url.rstrip("/").removesuffix("/v1"), headers)
+        except ServerError as error:
+            raise RequestError(str(error)) from error
+        async with client as http:
             yield cls(http, arm, model, seconds)
 
     async def get(self, path: str) -> bytes:
         """Return what is at `path`. Raises `RequestError`."""
-        try:
-            async with self._http.get(path) as reply:
-                content = await reply.read()
-                if reply.status != 200:
-                    raise RequestError(self._refusal(reply, content))
-                return content
-        except _FAULTS as error:
-            raise RequestError(self._why(error)) from error
+        async with self._failing_in_a_line():
+            reply = await self._http.get(path)
+            if reply.status_code != 200:
+                raise RequestError(self._refusal(reply))
+            return reply.content
 
     async def ask(self, question: Question) -> Answered:
         """Return the answer, or the error that came in its place."""
@@ -116,17 +108,23 @@ class Client:
         answer = _Answer(asked_at)
         problem: str | None = None
         try:
-            async with self._http.post(
-                "v1/completions", data=body, headers={"Content-Type": "application/json"}
-            ) as reply:
-                if reply.status != 200:
-                    problem = self._refusal(reply, await reply.read())
-                else:
-                    async for line in reply.content:
-                        answer.take(line)
-                    problem = answer.problem and self._shown(answer.problem)
-        except (*_FAULTS, msgspec.DecodeError) as error:
-            problem = self._why(error)
+            async with (
+                self._failing_in_a_line(),
+                self._http.stream(
+                    "POST",
+                    "v1/completions",
+                    content=body,
+                    headers={"Content-Type": "application/json"},
+                ) as reply,
+            ):
+                if reply.status_code != 200:
+                    await reply.aread()
+                    raise RequestError(self._refusal(reply))
+                async for line in _lines(reply):
+                    answer.take(line)
+            problem = answer.problem and self._shown(answer.problem)
+        except RequestError as error:
+            problem = str(error)
         return Answered(
             prompt_tokens=len(question.prompt),
             cached_tokens=answer.cached_tokens,
@@ -150,18 +148,45 @@ class Client:
         }
         return body | {"return_token_ids": True} if question.wants_ids else body
 
-    def _why(self, error: Exception) -> str:
-        if isinstance(error, TimeoutError):
-            return f"no answer within {self._seconds:g} s"
-        return self._shown(f"{type(error).__name__}: {error}")
+    @asynccontextmanager
+    async def _failing_in_a_line(self) -> AsyncIterator[None]:
+        """Raise `RequestError` for whatever goes wrong, and where it takes too long."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                yield
+        except TimeoutError as error:
+            raise RequestError(f"no answer within {self._seconds:g} s") from error
+        except _FAULTS as error:
+            raise RequestError(
+                self._shown(f"{type(error).__name__}: {reason_of(error)}")
+            ) from error
 
-    def _refusal(self, reply: aiohttp.ClientResponse, content: bytes) -> str:
-        said = said_by(content, reply.headers.get("Content-Type", ""))
-        return self._shown(f"status {reply.status}: {said}")
+    def _refusal(self, reply: httpx.Response) -> str:
+        said = said_by(reply.content, reply.headers.get("Content-Type", ""))
+        return self._shown(f"status {reply.status_code}: {said}")
 
     def _shown(self, text: str) -> str:
         """Return an error's text as it may be shown: the key is hidden before it is cut."""
         return escape_control_chars(self._arm.hidden(text)[:_SHOWN_CHARACTERS])
+
+
+class _LineTooLongError(ValueError):
+    """Nobody sends such a line; the message says how long it was."""
+
+
+async def _lines(reply: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream as they come. Raises `_LineTooLongError`."""
+    rest = bytearray()
+    async for piece in reply.aiter_bytes():
+        *lines, last = piece.split(b"\n")
+        for line in lines:
+            yield bytes(rest) + line
+            rest.clear()
+        rest += last
+        if len(rest) > _MOST_LINE_BYTES:
+            raise _LineTooLongError(f"a line has more than {_MOST_LINE_BYTES} bytes")
+    if rest:
+        yield bytes(rest)
 
 
 class _Answer:

@@ -6,89 +6,59 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from statecache.ab.results import Counters
+from statecache.engine.metrics import METRICS, PREFIX
+from statecache.engine.spec import engines
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["Counters", "counted_tokens", "counters_between", "is_of_an_engine", "read_counters"]
+    from statecache.engine.spec import EngineCounters
 
-# By source, best first: field and metric. The engines' own are those of vLLM 0.32, SGLang 0.5.23.
-_SOURCES = {
-    "statecache": {
-        "requests": "statecache_requests_total",
-        "prompt_tokens": "statecache_prompt_tokens_total",
-        "hit_tokens": "statecache_hit_tokens_total",
-        "missed_by_state_tokens": "statecache_missed_by_state_tokens_total",
-        "evicted_states": "statecache_evictions_total",
-        "skipped_states": "statecache_skips_total",
-    },
-    "vllm": {
-        "requests": "vllm:request_success_total",
-        "prompt_tokens": "vllm:prompt_tokens_total",
-        "hit_tokens": "vllm:prompt_tokens_cached_total",
-    },
-    "sglang": {
-        "requests": "sglang:num_requests_total",
-        "prompt_tokens": "sglang:prompt_tokens_total",
-        "hit_tokens": "sglang:cached_tokens_total",
-    },
+__all__ = ["counted_tokens", "counters_between", "is_of_an_engine", "read_counters"]
+
+_PLUGIN = "statecache"
+# Of a run, by the plugin's metric that counts it.
+_FIELDS = {
+    "requests": "requests",
+    "prompt_tokens": "prompt_tokens",
+    "hit_tokens": "hit_tokens",
+    "missed_by_state_tokens": "missed_by_state_tokens",
+    "evictions": "evicted_states",
+    "skips": "skipped_states",
 }
-_KV_POOL = "sglang:kv_cache_memory_usage_gb"  # of KV alone, in GiB
-_NAMES = {_KV_POOL} | {name for fields in _SOURCES.values() for name in fields.values()}
+_RANKS = ("rank", "tp_rank")
 _MOST = 2.0**60  # more, or no number at all, is no count
-_SAMPLE = re.compile(r"^([A-Za-z_][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
-_RANK = re.compile(r'(?:^|,)(?:rank|tp_rank)="(\d+)"')
-
-
-class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server counted in a run, its warm-up included.
-
-    `source` is the plugin ("statecache") or the engine that counted. None is what it does not
-    count. A request that was preempted counts again in the plugin's `requests`. `kv_pool_bytes`
-    is the size of the pool of KV alone, which SGLang tells.
-    """
-
-    source: str
-    requests: int | None = None
-    prompt_tokens: int | None = None
-    hit_tokens: int | None = None
-    missed_by_state_tokens: int | None = None
-    evicted_states: int | None = None
-    skipped_states: int | None = None
-    kv_pool_bytes: int | None = None
 
 
 def read_counters(text: str) -> dict[str, float]:
     """Return the counters in the text of `/metrics`: sums over labels.
 
-    Tensor-parallel ranks of SGLang count the same things: the first stands for all.
+    Where all tensor-parallel ranks of an engine count the same things, the first stands for all.
     """
+    wanted = {name for fields in _sources().values() for name in fields.values()}
+    wanted |= {counters.kv_pool_gib or "" for counters in _engine_counters().values()}
     found: dict[str, float] = {}
-    for name, labels, value in _SAMPLE.findall(text):
-        if name in _NAMES and not _is_another_rank(name, labels):
-            with suppress(ValueError):
-                found[name] = found.get(name, 0) + float(value)
+    for name, labels, value in _samples(text):
+        if name in wanted and not _is_another_rank(name, labels):
+            found[name] = found.get(name, 0) + value
     return {name: value for name, value in found.items() if 0 <= value < _MOST}
 
 
 def counted_tokens(counters: Mapping[str, float]) -> float | None:
     """Return the prompt tokens of the best source that counted some; None if there is none yet."""
-    for fields in _SOURCES.values():
-        if fields["prompt_tokens"] in counters:
+    for fields in _sources().values():
+        if fields.get("prompt_tokens") in counters:
             return counters[fields["prompt_tokens"]]
     return None
 
 
 def is_of_an_engine(text: str) -> bool:
     """Whether the text of `/metrics` is of an engine, which may not have counted anything yet."""
-    return re.search("^(vllm:|sglang:|statecache_)", text, re.MULTILINE) is not None
-
-
-def _is_another_rank(name: str, labels: str) -> bool:
-    is_sglang = name.startswith("sglang:") or 'engine="sglang"' in labels
-    rank = _RANK.search(labels)
-    return is_sglang and rank is not None and rank[1] != "0"
+    prefixes = [PREFIX, *(counters.prefix for counters in _engine_counters().values())]
+    return re.search(f"^({'|'.join(map(re.escape, prefixes))})", text, re.MULTILINE) is not None
 
 
 def counters_between(
@@ -100,8 +70,9 @@ def counters_between(
     the requests that were answered. A counter that is missing at the end is None, never 0; one that
     is missing at the start alone began at 0.
     """
-    for source, fields in _SOURCES.items():
-        if fields["prompt_tokens"] not in before or fields["prompt_tokens"] not in after:
+    for source, fields in _sources().items():
+        tokens = fields.get("prompt_tokens")
+        if tokens not in before or tokens not in after:
             continue
         found = {
             field: round(after[name] - before.get(name, 0))
@@ -110,6 +81,49 @@ def counters_between(
         }
         if min(found.values()) < 0 or found["prompt_tokens"] < prompt_tokens:
             return None
-        pool = round(min(after[_KV_POOL] * 2**30, _MOST)) if _KV_POOL in after else None
-        return Counters(source=source, kv_pool_bytes=pool, **found)
+        return Counters(source=source, kv_pool_bytes=_kv_pool_bytes(after), **found)
+    return None
+
+
+def _sources() -> dict[str, dict[str, str]]:
+    """Return the metric of each field by source, best first: the plugin, then the engines."""
+    names = {metric.name: metric.full_name for metric in METRICS}
+    found = {_PLUGIN: {field: names[metric] for metric, field in _FIELDS.items()}}
+    for engine, counters in _engine_counters().items():
+        of_engine = {
+            "requests": counters.requests,
+            "prompt_tokens": counters.prompt_tokens,
+            "hit_tokens": counters.hit_tokens,
+        }
+        found[engine] = {field: name for field, name in of_engine.items() if name is not None}
+    return found
+
+
+def _engine_counters() -> dict[str, EngineCounters]:
+    return {name: spec.counters for name, spec in engines().items() if spec.counters is not None}
+
+
+def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    """Yield name, labels and value; each line is read by itself, so a bad one spoils no other."""
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            with suppress(ValueError):
+                for family in text_string_to_metric_families(f"{line}\n"):
+                    for sample in family.samples:
+                        yield sample.name, sample.labels, sample.value
+
+
+def _is_another_rank(name: str, labels: Mapping[str, str]) -> bool:
+    repeats = any(
+        counters.ranks_repeat
+        and (name.startswith(counters.prefix) or labels.get("engine") == engine)
+        for engine, counters in _engine_counters().items()
+    )
+    return repeats and any(labels.get(rank, "0") != "0" for rank in _RANKS)
+
+
+def _kv_pool_bytes(counted: Mapping[str, float]) -> int | None:
+    for counters in _engine_counters().values():
+        if counters.kv_pool_gib and counters.kv_pool_gib in counted:
+            return round(min(counted[counters.kv_pool_gib] * 2**30, _MOST))
     return None

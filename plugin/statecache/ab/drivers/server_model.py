@@ -73,7 +73,7 @@ async def served_model(client: Client, arm: ServerArm) -> ServedModel:
 
 
 async def _version(client: Client) -> str:
-    """Return the version, which vLLM and SGLang tell in different places."""
+    """Return the version, which engines tell in different places."""
     for path in ("version", "server_info"):
         with suppress(RequestError, msgspec.DecodeError, RecursionError):
             return msgspec.json.decode(await client.get(path), type=_Version).version

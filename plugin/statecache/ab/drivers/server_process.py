@@ -1,4 +1,4 @@
-"""A server launched for a test: its port, its log, and its end."""
+"""A server launched for a test: its port, its log, its memory, and its end."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+import psutil
 
 from statecache.ab.drivers.interrupts import interrupts_put_off
 from statecache.errors import escape_control_chars
@@ -19,9 +22,10 @@ if TYPE_CHECKING:
 
     from statecache.ab.server_arm import ServerArm
 
-__all__ = ["ServerProcess"]
+__all__ = ["MemoryWatch", "ServerProcess", "tree_bytes"]
 
 _END_SECONDS = 20
+_LOOK_SECONDS = 0.5
 _LAST_LINES, _SHOWN_CHARACTERS = 3, 200
 
 
@@ -104,3 +108,54 @@ def _answers(host: str, port: int) -> bool:
     with suppress(OSError), socket.create_connection((host, port), timeout=5):
         return True
     return False
+
+
+def tree_bytes(pid: int) -> int | None:
+    """Return the resident memory of a process, its session and all below it; None if it is gone.
+
+    A page that several of them share counts in each.
+    """
+    resident: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    family: list[int] = []
+    for process in psutil.process_iter(["ppid", "memory_info"]):
+        with suppress(OSError):  # it ended
+            if os.getsid(process.pid) == pid:
+                family.append(process.pid)
+        children.setdefault(process.info["ppid"], []).append(process.pid)
+        memory = process.info["memory_info"]
+        resident[process.pid] = memory.rss if memory else 0
+    for member in family:  # which grows meanwhile
+        family += [child for child in children.get(member, []) if child not in family]
+    return sum(resident[member] for member in family) or None
+
+
+class MemoryWatch:
+    """Looks at a process tree twice a second, in a thread, from `start` to `stop`."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._most: int | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> int | None:
+        """Look for the last time, and return the most there was, in bytes."""
+        self._ended.set()
+        self._thread.join()
+        self._look()
+        return self._most
+
+    def _run(self) -> None:
+        self._look()
+        while not self._ended.wait(_LOOK_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        found = tree_bytes(self._pid)
+        if found is not None:
+            self._most = max(found, self._most or 0)

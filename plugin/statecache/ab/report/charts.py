@@ -1,21 +1,40 @@
-"""Charts as SVG, to stand inside a page."""
+"""Charts as SVG, to stand inside a page: drawn by matplotlib, which the extra `ab` brings.
+
+The same values give the same bytes. Words stay text: the page gives them its font and colour, so
+they can be read on white and on black.
+"""
 
 from __future__ import annotations
 
+import io
+import logging
 import math
+import re
+import warnings
+from contextlib import contextmanager
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from matplotlib.axes import Axes
 
 __all__ = ["LINES", "line_chart", "share_chart"]
 
 # Apart for the colour-blind, on white and on black.
 LINES = ("#4477aa", "#ee6677", "#228833", "#b8a000", "#66ccee", "#aa3377", "#888888", "#dd7711")
-_WIDTH, _HEIGHT = 480, 300  # about a phone: text keeps its size there
+_WIDTH, _HEIGHT = 480, 300  # points; about a phone: text keeps its size there
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 12, 52
-_LAST_LABEL = 28  # half of a label at the right end
+_HALF_A_LABEL = 28  # at the right end
+_RULES = "#8888884d"  # seen on white and on black
+_SETTINGS: Any = {
+    "font.size": 13,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "statecache",
+    "text.parse_math": False,
+}
+_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def line_chart(
@@ -25,15 +44,19 @@ def line_chart(
 
     A point is their mean, and a bar reaches from the lowest to the highest.
     """
-    highest = max((max(values) for line in lines for values in line if values), default=0.0)
-    top, step = _scale(highest)
-    parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(axis)}">',
-        *_frame(labels, axis, top, step),
-    ]
-    for number, line in enumerate(lines):
-        parts += _line(line, len(labels), top, number, len(lines))
-    return "".join([*parts, "</svg>"])
+    with _chart(axis, _RIGHT) as (axes, drawing):
+        highest = max((max(values) for line in lines for values in line if values), default=0.0)
+        ticks = _linear_ticks(highest)
+        axes.set_ylim(0, ticks[-1])
+        axes.set_yticks(ticks, [f"{tick:,.6g}" for tick in ticks])
+        axes.set_xlim(-0.5, len(labels) - 0.5)
+        axes.set_xticks(range(len(labels)), labels)
+        axes.grid(axis="y", color=_RULES, clip_on=False)
+        for number, line in enumerate(lines):
+            # Bars of several lines stand side by side, 5 points apart.
+            shift = 5 * (number - (len(lines) - 1) / 2) * len(labels) / (_WIDTH - _LEFT - _RIGHT)
+            _draw_line(axes, line, LINES[number % len(LINES)], shift)
+    return drawing[0]
 
 
 def share_chart(lines: Sequence[Sequence[float]], axis: str) -> str:
@@ -42,32 +65,76 @@ def share_chart(lines: Sequence[Sequence[float]], axis: str) -> str:
     The axis of values is logarithmic; what is not above 0 is drawn at its left end.
     """
     above = [value for line in lines for value in line if value > 0]
-    low, high = (min(above), max(above)) if above else (1.0, 10.0)
-    ticks = _powers(low, high)
-    left, right = math.log10(ticks[0]), math.log10(ticks[-1])
-    parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(axis)}">',
-        *_rules(1.0, 0.25, percent=True),
-    ]
-    for tick in ticks:
-        x = _at(math.log10(tick), left, right)
-        parts.append(
-            f'<path d="M{x:.1f} {_TOP}V{_HEIGHT - _BOTTOM}" stroke="currentColor" opacity=".15"/>'
-        )
-        parts.append(_label(x, f"{tick:,.6g}"))
-    parts.append(_axis(axis))
-    for number, line in enumerate(lines):
-        points = " ".join(
-            f"{_at(math.log10(max(value, ticks[0])), left, right):.1f},"
-            f"{_y(share / (len(line) - 1), 1.0):.1f}"
-            for share, value in enumerate(line)
-        )
-        color = LINES[number % len(LINES)]
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
-    return "".join([*parts, "</svg>"])
+    ticks = _logarithmic_ticks(min(above, default=1.0), max(above, default=10.0))
+    with _chart(axis, _HALF_A_LABEL) as (axes, drawing):
+        axes.set_xscale("log")
+        axes.set_xlim(ticks[0], ticks[-1])
+        axes.set_xticks(ticks, [f"{tick:,.6g}" for tick in ticks])
+        axes.set_xticks([], minor=True)
+        axes.set_ylim(0, 1)
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
+        axes.grid(color=_RULES, clip_on=False)
+        for number, line in enumerate(lines):
+            shares = [place / (len(line) - 1) for place in range(len(line))]
+            values = [max(value, ticks[0]) for value in line]
+            axes.plot(values, shares, color=LINES[number % len(LINES)], linewidth=2, clip_on=False)
+    return drawing[0]
 
 
-def _powers(low: float, high: float) -> list[float]:
+def _draw_line(
+    axes: Axes, line: Sequence[Sequence[float] | None], colour: str, shift: float
+) -> None:
+    places = [place + shift for place, values in enumerate(line) if values]
+    known = [values for values in line if values]
+    means = [math.fsum(values) / len(values) for values in known]
+    lowest, highest = list(map(min, known)), list(map(max, known))
+    style: dict[str, Any] = {"color": colour, "linewidth": 2, "clip_on": False}
+    axes.vlines(places, lowest, highest, alpha=0.5, **style)
+    axes.plot(places, means, marker="o", markersize=7, **style)
+
+
+@contextmanager
+def _chart(axis: str, right: int) -> Iterator[tuple[Axes, list[str]]]:
+    """Give axes to draw on; behind the block the list has the drawing."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its font cache is its own affair
+    drawing: list[str] = []
+    with rc_context(_SETTINGS), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a letter that its own font does not have
+        figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72), facecolor="none")
+        width, height = _WIDTH - _LEFT - right, _HEIGHT - _TOP - _BOTTOM
+        box = (_LEFT / _WIDTH, _BOTTOM / _HEIGHT, width / _WIDTH, height / _HEIGHT)
+        axes = figure.add_axes(box, facecolor="none", frameon=False)
+        axes.tick_params(length=0, pad=8)
+        yield axes, drawing
+        axes.set_xlabel(axis, labelpad=10)
+        drawing.append(_svg_of(figure, axis))
+
+
+def _svg_of(figure: Any, title: str) -> str:
+    """Return the figure as an element of a page, without what a file of its own would need."""
+    written = io.StringIO()
+    figure.savefig(written, format="svg", metadata=_NO_METADATA)
+    content = re.split(r"<svg[^>]*>", written.getvalue(), maxsplit=1)[1]
+    content = re.sub(r"<style[^>]*>.*?</style>", "", content)  # that would be one of the page
+    content = re.sub(r'<g id="[^"]*"', "<g", content)  # another chart has the same
+    content = re.sub(r"font-family: [^;]*; ", "", content)
+    content = re.sub(r"\s*\n\s*", "\n", content)
+    head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">'
+    return head + content.strip()
+
+
+def _linear_ticks(highest: float) -> list[float]:
+    """Return where the rules are: 0 and up to five more, of which the last is above `highest`."""
+    from matplotlib.ticker import MaxNLocator
+
+    found = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(0, highest if highest > 0 else 1.0)
+    return [float(tick) for tick in found]
+
+
+def _logarithmic_ticks(low: float, high: float) -> list[float]:
     """Return 1, 2 and 5 times powers of ten from below `low` to above `high`, 8 of them at most."""
     steps = [
         n * 10.0**power
@@ -79,73 +146,3 @@ def _powers(low: float, high: float) -> list[float]:
     if last - first < 8:
         return steps[first : max(last, first + 1) + 1]
     return steps[first - first % 3 : last + 3 : 3]  # the powers of ten alone
-
-
-def _at(value: float, left: float, right: float) -> float:
-    return _LEFT + (_WIDTH - _LEFT - _LAST_LABEL) * (value - left) / (right - left)
-
-
-def _line(
-    line: Sequence[Sequence[float] | None], places: int, top: float, number: int, of: int
-) -> list[str]:
-    color = LINES[number % len(LINES)]
-    shift = 5 * (number - (of - 1) / 2)  # so that bars of several lines stand side by side
-    points, parts = [], []
-    for place, values in enumerate(line):
-        if not values:
-            continue
-        x = _x(place, places) + shift
-        low, high = (_y(edge(values), top) for edge in (min, max))
-        y = _y(math.fsum(values) / len(values), top)
-        points.append(f"{x:.1f},{y:.1f}")
-        parts.append(
-            f'<path d="M{x:.1f} {low:.1f}V{high:.1f}" stroke="{color}" stroke-width="2"'
-            f' opacity=".5"/><circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{color}"/>'
-        )
-    path = f'<polyline points="{" ".join(points)}" fill="none" stroke="{color}"'
-    return [f'{path} stroke-width="2"/>', *parts]
-
-
-def _frame(labels: Sequence[str], axis: str, top: float, step: float) -> list[str]:
-    places = len(labels)
-    names = [_label(_x(place, places), label) for place, label in enumerate(labels)]
-    return [*_rules(top, step), *names, _axis(axis)]
-
-
-def _rules(top: float, step: float, *, percent: bool = False) -> list[str]:
-    parts = []
-    for tick in range(round(top / step) + 1):
-        y = _y(tick * step, top)
-        said = f"{tick * step:.0%}" if percent else f"{tick * step:,.6g}"
-        parts.append(
-            f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="currentColor" opacity=".15"/>'
-            f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{said}</text>'
-        )
-    return parts
-
-
-def _label(x: float, text: str) -> str:
-    y = _HEIGHT - _BOTTOM + 20
-    return f'<text x="{x:.1f}" y="{y}" text-anchor="middle">{escape(text)}</text>'
-
-
-def _axis(name: str) -> str:
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    return f'<text x="{middle:.0f}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(name)}</text>'
-
-
-def _scale(highest: float) -> tuple[float, float]:
-    """Return where the axis ends, and its step: 1, 2 or 5 times a power of ten."""
-    if not highest > 0:
-        return 1.0, 0.2
-    power = 10.0 ** math.floor(math.log10(highest / 4))
-    step = next(n * power for n in (1, 2, 5, 10) if n * power * 5 >= highest)
-    return step * math.ceil(highest / step - 1e-9), step
-
-
-def _x(place: int, places: int) -> float:
-    return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (place + 0.5) / places
-
-
-def _y(value: float, top: float) -> float:
-    return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - value / top)

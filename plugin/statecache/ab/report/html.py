@@ -1,10 +1,12 @@
-"""The report as one HTML page: verdicts, plots and settings, with nothing to fetch."""
+"""The report as one HTML page: verdicts, charts and settings, with nothing to fetch.
+
+The page itself is the template beside this file.
+"""
 
 from __future__ import annotations
 
 import math
-from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,11 +15,8 @@ from statecache.ab.report.result import failure_lines, interval_of, number_text
 from statecache.ab.results import MEASURES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from statecache.ab.report.result import Result
-    from statecache.ab.results import Run
-    from statecache.ab.statistics import Comparison
+    from statecache.ab.results import Measure, Run
 
 __all__ = ["report_page"]
 
@@ -34,59 +33,36 @@ _TITLES = {
     "request_errors": "Share of requests that failed (lower is better)",
     "peak_resident_mib": "Most memory of the server's processes, MiB (lower is better)",
 }
-_STYLE = """
-:root { color-scheme: light dark; --line: #8886; --good: #1a7f37; --bad: #c0392b; }
-@media (prefers-color-scheme: dark) { :root { --good: #4ac26b; --bad: #ff7b72; } }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 62rem;
-  overflow-wrap: anywhere; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-svg { width: 100%; max-width: 40rem; height: auto; display: block; }
-svg text { font: 13px system-ui, sans-serif; fill: currentColor; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .6rem .3rem 0; border-bottom: 1px solid var(--line); }
-th, td { white-space: nowrap; text-align: left; overflow-wrap: normal; }
-td.w { white-space: normal; } td.w + td.w { min-width: 6.5rem; }
-td.w + td.w + td.w { min-width: 0; }
-@media (max-width: 30rem) { table { font-size: .8rem; } td.w + td.w { min-width: 5.5rem; } }
-td.n, th.n { text-align: right; }
-.legend { display: flex; flex-wrap: wrap; gap: .25rem 1rem; padding: 0; list-style: none; }
-.legend i { display: inline-block; width: .8rem; height: .8rem; margin-right: .35rem; }
-.better { color: var(--good); font-weight: 600; } .worse { color: var(--bad); font-weight: 600; }
-pre { overflow-x: auto; font-size: .8rem; } .note { opacity: .75; }
-"""
 
 
 def report_page(result: Result) -> bytes:
     """Return the page; the same result gives the same bytes."""
-    name = escape(result.settings.name)
-    parts = [
-        "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>statecache ab: {name}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>statecache ab: {name}</h1>",
-        f"<p>{escape(_summary(result))}</p>",
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(
+        loader=PackageLoader("statecache.ab.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    templates.filters |= {"number": number_text, "interval": interval_of}
+    measured = [
+        measure for measure in MEASURES if any(measure.of(run) is not None for run in result.runs)
     ]
-    parts += [f"<p class=note>{escape(note)}</p>" for note in result.settings.notes]
-    if not result.complete:
-        parts.append(f"<p class=worse>Interrupted after {len(result.runs)} runs.</p>")
-    parts += [f"<p class=worse>{escape(line)}</p>" for line in failure_lines(result.failures)]
-    parts += _first_tokens(result)
-    for measure in MEASURES:
-        if all(measure.of(run) is None for run in result.runs):
-            continue
-        parts += [f"<h2>{escape(_TITLES[measure.name])}</h2>", *_plot(result, measure.name)]
-        parts.append(_verdicts([c for c in result.comparisons if c.measure == measure.name]))
-    parts += [
-        "<h2>Each arm</h2>",
-        _arms(result),
-        "<h2>Settings</h2><details><summary>As in result.json</summary><pre>",
-        escape(msgspec.json.format(msgspec.json.encode(result.settings), indent=2).decode()),
-        "</pre></details>",
-        f"<p class=note>{escape(_origin(result))}</p></body></html>",
-    ]
-    return "\n".join(parts).encode() + b"\n"
+    interrupted = [f"Interrupted after {len(result.runs)} runs."] * (not result.complete)
+    page = templates.get_template("page.html.jinja").render(
+        name=result.settings.name,
+        summary=_summary(result),
+        notes=result.settings.notes,
+        problems=[*interrupted, *failure_lines(result.failures)],
+        colours=LINES,
+        first_tokens=_first_tokens(result),
+        measures=[_measure(result, measure) for measure in measured],
+        arms=_arms(result),
+        settings=msgspec.json.format(msgspec.json.encode(result.settings), indent=2).decode(),
+        origin=_origin(result),
+    )
+    return page.encode() + b"\n"
 
 
 def _summary(result: Result) -> str:
@@ -111,8 +87,8 @@ def _origin(result: Result) -> str:
     )
 
 
-def _plot(result: Result, measure_name: str) -> list[str]:
-    measure = next(one for one in MEASURES if one.name == measure_name)
+def _measure(result: Result, measure: Measure) -> dict[str, Any]:
+    """Return what the page says of a measure that has been taken."""
     grouped: dict[str, dict[str, list[float]]] = {}
     for run in result.runs:
         value = measure.of(run)
@@ -120,16 +96,18 @@ def _plot(result: Result, measure_name: str) -> list[str]:
             grouped.setdefault(run.arm, {}).setdefault(run.cell, []).append(value)
     cells = [cell.name for cell in result.settings.cells]
     labels = [cell.name if cell.at is None else f"{cell.at:g}" for cell in result.settings.cells]
-    lines = {arm: [values.get(cell) for cell in cells] for arm, values in grouped.items()}
-    if not lines:
-        return []
-    drawing = line_chart(list(lines.values()), labels, result.settings.axis or "workload")
-    return [drawing, _legend(lines)]
+    lines = [[values.get(cell) for cell in cells] for values in grouped.values()]
+    return {
+        "title": _TITLES[measure.name],
+        "chart": line_chart(lines, labels, result.settings.axis or "workload"),
+        "arms": list(grouped),
+        "verdicts": [found for found in result.comparisons if found.measure == measure.name],
+    }
 
 
-def _first_tokens(result: Result) -> list[str]:
-    """Return a picture for each cell with servers: how their times to first token spread."""
-    parts: list[str] = []
+def _first_tokens(result: Result) -> list[dict[str, Any]]:
+    """Return a chart for each cell with servers: how their times to first token spread."""
+    charts: list[dict[str, Any]] = []
     for cell in result.settings.cells:
         by_arm: dict[str, list[list[float]]] = {}
         for run in result.runs:
@@ -140,43 +118,20 @@ def _first_tokens(result: Result) -> list[str]:
                 [math.fsum(values) / len(values) for values in zip(*runs, strict=True)]
                 for runs in by_arm.values()
             ]
-            parts.append(f"<h2>Time to first token, {escape(cell.name)}</h2>")
-            parts.append(share_chart(lines, "ms; share of requests that waited no longer"))
-            parts.append(_legend(by_arm))
-    return parts
+            chart = share_chart(lines, "ms; share of requests that waited no longer")
+            charts.append({"name": cell.name, "chart": chart, "arms": list(by_arm)})
+    return charts
 
 
-def _legend(arms: Iterable[str]) -> str:
-    items = "".join(
-        f'<li><i style="background:{LINES[n % len(LINES)]}"></i>{escape(arm)}</li>'
-        for n, arm in enumerate(arms)
-    )
-    return f"<ul class=legend>{items}</ul>"
-
-
-def _verdicts(comparisons: list[Comparison]) -> str:
-    rows = [
-        f"<tr><td class=w>{escape(c.cell)}<td class=w>{escape(c.arm)}, not {escape(c.baseline)}"
-        f"<td class='w {c.verdict.split()[0]}'>{c.verdict}"
-        f"<td class=n>{number_text(c.difference, sign=True)}<td class=n>{interval_of(c)}"
-        f"<td class=n>{number_text(c.baseline_mean)}<td class=n>{number_text(c.arm_mean)}"
-        for c in comparisons
-    ]
-    return (
-        "<div class=scroll><table><tr><th>cell<th>arms<th>verdict<th class=n>difference"
-        "<th class=n>95 % interval<th class=n>baseline<th class=n>arm"
-        + "\n".join(rows)
-        + "</table></div>"
-    )
-
-
-def _arms(result: Result) -> str:
+def _arms(result: Result) -> list[dict[str, Any]]:
+    """Return a row for each arm of each cell, over its seeds."""
     grouped: dict[tuple[str, str], list[Run]] = {}
     for run in result.runs:
         grouped.setdefault((run.cell, run.arm), []).append(run)
     rows = []
     for (cell, arm), runs in grouped.items():
-        cells = (
+        numbers = (
+            str(len(runs)),
             _share([_hit_rate(run) for run in runs]),
             _share([_ceiling(run) for run in runs]),
             _average([run.evicted_states for run in runs]),
@@ -184,15 +139,8 @@ def _arms(result: Result) -> str:
             _average([run.rejected for run in runs]),
             _memory(runs),
         )
-        numbers = "".join(f"<td class=n>{cell}" for cell in cells)
-        rows.append(f"<tr><td>{escape(cell)}<td>{escape(arm)}<td class=n>{len(runs)}{numbers}")
-    return (
-        "<p class=note>The ceiling is what could be hit with a state wherever KV is resident;"
-        " evicted and not kept are states.</p>"
-        "<div class=scroll><table><tr><th>cell<th>arm<th class=n>runs<th class=n>hit rate"
-        "<th class=n>ceiling<th class=n>evicted<th class=n>not kept"
-        "<th class=n>rejected<th class=n>memory" + "\n".join(rows) + "</table></div>"
-    )
+        rows.append({"cell": cell, "arm": arm, "numbers": numbers})
+    return rows
 
 
 def _hit_rate(run: Run) -> float | None:
