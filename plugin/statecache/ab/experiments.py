@@ -262,7 +262,7 @@ def _own_pool(engine: str) -> dict[str, Any]:
     return {"engine": engine, "pool": "shared", "admission": admission}
 
 
-def _tenth_for_states(blocks: int) -> dict[str, int]:
+def _tenth_for_states(blocks: int) -> dict[str, Any]:
     """Return sizes of a memory of so many blocks; a state takes three."""
     slots = blocks // 30
     return {"slots": slots, "kv_tokens": (blocks - 3 * slots) * BLOCK_TOKENS}

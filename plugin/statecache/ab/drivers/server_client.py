@@ -170,12 +170,12 @@ class Client:
         return escape_control_chars(self._arm.hidden(text)[:_SHOWN_CHARACTERS])
 
 
-class _LineTooLongError(ValueError):
+class LineTooLongError(ValueError):
     """Nobody sends such a line; the message says how long it was."""
 
 
 async def _lines(reply: httpx.Response) -> AsyncIterator[bytes]:
-    """Yield the lines of a stream as they come. Raises `_LineTooLongError`."""
+    """Yield the lines of a stream as they come. Raises `LineTooLongError`."""
     rest = bytearray()
     async for piece in reply.aiter_bytes():
         *lines, last = piece.split(b"\n")
@@ -184,7 +184,7 @@ async def _lines(reply: httpx.Response) -> AsyncIterator[bytes]:
             rest.clear()
         rest += last
         if len(rest) > _MOST_LINE_BYTES:
-            raise _LineTooLongError(f"a line has more than {_MOST_LINE_BYTES} bytes")
+            raise LineTooLongError(f"a line has more than {_MOST_LINE_BYTES} bytes")
     if rest:
         yield bytes(rest)
 

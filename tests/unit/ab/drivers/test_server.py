@@ -236,8 +236,8 @@ def test_an_open_loop_asks_at_its_times(tmp_path: Path) -> None:
         ("fails", 'request 9 failed: status 500: {"error": "out of luck"}'),
         ("hangs", "request 9 failed: no answer within 0.2 s"),
         ("refuses", "request 9 failed: error in the stream: {'message': 'no room'}"),
-        ("breaks", "request 9 failed: ClientPayloadError"),
-        ("long", "request 9 failed: LineTooLong"),
+        ("breaks", "request 9 failed: RemoteProtocolError: peer closed"),
+        ("long", "request 9 failed: LineTooLongError: a line has more than 4194304 bytes"),
         ("deep", "request 9 failed: RecursionError"),
     ],
 )
