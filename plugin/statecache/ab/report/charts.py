@@ -107,9 +107,10 @@ def _chart(axis: str, right: int) -> Iterator[tuple[Axes, list[str]]]:
         width, height = _WIDTH - _LEFT - right, _HEIGHT - _TOP - _BOTTOM
         box = (_LEFT / _WIDTH, _BOTTOM / _HEIGHT, width / _WIDTH, height / _HEIGHT)
         axes = figure.add_axes(box, facecolor="none", frameon=False)
-        axes.tick_params(length=0, pad=8)
+        axes.tick_params("y", length=0, pad=8)
+        axes.tick_params("x", length=0, pad=12)  # below the first label of the other axis
         yield axes, drawing
-        axes.set_xlabel(axis, labelpad=10)
+        axes.set_xlabel(axis, labelpad=6)
         drawing.append(_svg_of(figure, axis))
 
 
