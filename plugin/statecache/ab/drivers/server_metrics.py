@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.parser import text_string_to_metric_families
 
 from statecache.ab.results import Counters
-from statecache.engine.metrics import METRICS, PREFIX
+from statecache.engine.metric_table import METRICS, PREFIX, MetricKey
 from statecache.engine.spec import engines
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ __all__ = ["counted_tokens", "counters_between", "is_of_an_engine", "read_counte
 _PLUGIN = "statecache"
 # Of a run, by the plugin's metric that counts it.
 _FIELDS = {
-    "requests": "requests",
-    "prompt_tokens": "prompt_tokens",
-    "hit_tokens": "hit_tokens",
-    "missed_by_state_tokens": "missed_by_state_tokens",
-    "evictions": "evicted_states",
-    "skips": "skipped_states",
+    MetricKey.REQUESTS: "requests",
+    MetricKey.PROMPT_TOKENS: "prompt_tokens",
+    MetricKey.HIT_TOKENS: "hit_tokens",
+    MetricKey.MISSED_BY_STATE_TOKENS: "missed_by_state_tokens",
+    MetricKey.EVICTIONS: "evicted_states",
+    MetricKey.SKIPS: "skipped_states",
 }
 _RANKS = ("rank", "tp_rank")
 _MOST = 2.0**60  # more, or no number at all, is no count

@@ -53,8 +53,8 @@ def line_chart(
         axes.set_xticks(range(len(labels)), labels)
         axes.grid(axis="y", color=_RULES, clip_on=False)
         for number, line in enumerate(lines):
-            # Bars of several lines stand side by side, 5 points apart.
-            shift = 5 * (number - (len(lines) - 1) / 2) * len(labels) / (_WIDTH - _LEFT - _RIGHT)
+            # Bars of several lines stand side by side, 7 points apart.
+            shift = 7 * (number - (len(lines) - 1) / 2) * len(labels) / (_WIDTH - _LEFT - _RIGHT)
             _draw_line(axes, line, LINES[number % len(LINES)], shift)
     return drawing[0]
 
@@ -90,7 +90,7 @@ def _draw_line(
     lowest, highest = list(map(min, known)), list(map(max, known))
     style: dict[str, Any] = {"color": colour, "linewidth": 2, "clip_on": False}
     axes.vlines(places, lowest, highest, alpha=0.5, **style)
-    axes.plot(places, means, marker="o", markersize=7, **style)
+    axes.plot(places, means, marker="o", markersize=7, markeredgewidth=0, **style)
 
 
 @contextmanager
