@@ -21,7 +21,7 @@ FLOORS = {
     "cpp-plain": {"cpp-plain": 49},
     "cpp-asan": {"cpp-asan": 49},
     "cpp-tsan": {"cpp-tsan": 52},
-    "sanitized": {"sanitized": 1},
+    "sanitized": {"sanitized": 380},
     "python": {
         "unit": 1805,
         "property": 33,

@@ -9,6 +9,7 @@ import pytest
 
 from support.replay_support import COMMAND, assert_one_line, run
 from support.trace_sources import conversation, request, subagent, write_folder
+from support.waiting import DEADLINE_SECONDS
 
 GOOD = conversation([request(0, 1_024, [1, 2, 3, 4], api_time=1, think_time=0)])
 LINE = b'{"timestamp":0,"input_length":1024,"output_length":1,"hash_ids":[1,2]}\n'
@@ -39,7 +40,7 @@ def test_standard_input_and_a_redirected_output(tmp_path: Path) -> None:
             [COMMAND, "trace", "convert", "-", "-o", "/dev/stdout"],
             input=LINE,
             stdout=stdout,
-            timeout=60,
+            timeout=DEADLINE_SECONDS,
         )
     assert done.returncode == 0
     assert out.read_bytes() == LINE
@@ -192,6 +193,6 @@ def test_without_room_for_the_temporary_file_it_says_so(tmp_path: Path) -> None:
         ["bash", "-c", f"trap '' XFSZ; ulimit -f 1; {COMMAND} trace convert {folder} -o -"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_SECONDS,
     )
     assert_one_line(done, "a temporary file cannot be written (File too large): set TMPDIR")
