@@ -58,8 +58,9 @@ def main() -> int:
         f"{'trace':12} {'blocks':6} {'':22} published, replayed, difference, plain gds\n"
     )
     near = []
-    for name, blocks, order, expected in PUBLISHED["shared_pool"]:
-        near.append(show(name, order, replay_pool(tree_of(traces, name), blocks, order), expected))
+    for name, blocks, block_policy, expected in PUBLISHED["shared_pool"]:
+        row = replay_pool(tree_of(traces, name), blocks, block_policy)
+        near.append(show(name, block_policy, row, expected))
     for name, blocks, slots, state_blocks, expected in PUBLISHED["own_slots"]:
         tree = preorder_of(traces, name)
         row, plain = (

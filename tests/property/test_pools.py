@@ -3,11 +3,12 @@
 import random
 
 from statecache import CostModel, ReferenceCost, ReferenceIndex
-from statecache.replay.block_policies import ORDERS, make_order
+from statecache.index.admissions import POOL, admission_names
+from statecache.replay.block_policies import block_policy_names, make_block_policy
 from statecache.replay.block_pools import SlotRule
 from statecache.replay.leaf_kv import LeafLruKv
 from statecache.replay.prefix_tree import PrefixTree, PreorderTree
-from statecache.replay.shared_pool import POOL_ADMISSIONS, BlockPool, Points, SharedPool
+from statecache.replay.shared_pool import BlockPool, Points, SharedPool
 from statecache.replay.split_pool import SplitPool
 from statecache.replay.weighted_gds import WeightedGds
 from support.replay_support import trace_of
@@ -26,10 +27,10 @@ def random_tree(rng: random.Random, requests: int) -> PrefixTree:
 
 def check_blocks(pool: BlockPool, blocks: int) -> None:
     """Each block is in use or free, once; each key leads to its blocks and back."""
-    free = pool.order.free_blocks()
+    free = pool.policy.free_blocks()
     in_use = [block for block in range(blocks) if pool.uses[block]]
     assert sorted(free + in_use) == list(range(blocks))
-    assert len(pool.order) == len(free)
+    assert len(pool.policy) == len(free)
     by_key = sorted(block for same in pool.cached.values() for block in same)
     assert by_key == [block for block in range(blocks) if pool.keys[block]]
     assert all(pool.keys[block] == key for key, same in pool.cached.items() for block in same)
@@ -40,13 +41,13 @@ def test_no_block_is_lost_or_doubled(share: float) -> None:
     for seed in range(int(60 * share)):
         rng = random.Random(seed)
         blocks, parts = rng.randint(20, 150), rng.randint(1, 3)
-        order = make_order(ORDERS[seed % 3])
-        points = Points.of(rng.choice(POOL_ADMISSIONS), rng.randint(1, 20))
-        driver = SharedPool(blocks, parts, order, points)
+        make = make_block_policy(block_policy_names()[seed % 3])
+        points = Points.of(rng.choice(admission_names(POOL)), rng.randint(1, 20))
+        driver = SharedPool(blocks, parts, make, points)
         allocate = driver.pool.allocate
 
-        def checked(count: int, *, proven: bool) -> list[int]:
-            taken = allocate(count, proven=proven)  # noqa: B023
+        def checked(count: int, *, protected: bool) -> list[int]:
+            taken = allocate(count, protected=protected)  # noqa: B023
             check_blocks(driver.pool, blocks)  # noqa: B023
             return taken
 
@@ -70,7 +71,7 @@ def test_kv_beside_slots_stays_within_bounds_and_whole(share: float) -> None:
         capacity, slots = rng.randint(10, 100), rng.randint(1, 12)
         kv = LeafLruKv(tree.parents, capacity)
         states = SlotRule("gds", rng.choice((0.2, 1))).states(CostModel())
-        points = Points.of(rng.choice(POOL_ADMISSIONS), rng.randint(1, 20))
+        points = Points.of(rng.choice(admission_names(POOL)), rng.randint(1, 20))
         own = SplitPool(tree, kv, slots, states, points)
         for path in tree.paths:
             own.serve(path)

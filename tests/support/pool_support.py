@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 from statecache import CostModel
-from statecache.replay.block_policies import make_order
+from statecache.replay.block_policies import make_block_policy
 from statecache.replay.block_pools import SlotRule
 from statecache.replay.leaf_kv import LeafLruKv
 from statecache.replay.prefix_tree import PrefixTree, PreorderTree
@@ -22,20 +22,20 @@ class Shared:
     def __init__(
         self,
         blocks: int,
-        order: str = "stock",
+        block_policy: str = "fifo",
         state_blocks: int = 1,
         admission: str = "ends",
         every: int = 2,
         ratio: int | None = None,
     ) -> None:
-        made = make_order(order, None if ratio is None else Fraction(ratio))
-        self.driver = SharedPool(blocks, state_blocks, made, Points.of(admission, every))
+        make = make_block_policy(block_policy, None if ratio is None else Fraction(ratio))
+        self.driver = SharedPool(blocks, state_blocks, make, Points.of(admission, every))
 
     def play(self, prompts: str) -> list[tuple[int, int] | None]:
         return [pair(self.driver.serve(path)) for path in tree_of(prompts).paths]
 
     def free_blocks(self) -> list[int]:
-        return self.driver.pool.order.free_blocks()
+        return self.driver.pool.policy.free_blocks()
 
 
 def play_slots(

@@ -37,7 +37,7 @@ SPEC = EngineSpec(
         "shared": ("stock", "reuse"),
     },
     # A state every `chunk` tokens, or where vLLM keeps one itself.
-    arm_admissions=("dense", "junctions"),
+    arm_admissions=("dense", "branch-points"),
     state_blocks=3,
     arms_note=(
         "vLLM alone keeps states and KV in one pool, and sets states at prompt ends and where known"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,9 @@ from statecache.engine.cost import cost_text, default_cost, parse_cost
 from statecache.engine.spec import engines
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.index import policies
-from statecache.replay.block_policies import ORDERS
-from statecache.replay.schedule import ADMISSIONS
-from statecache.replay.shared_pool import MOST_BLOCKS, POOL_ADMISSIONS
+from statecache.index.admissions import POOL, SLOTS, admission_names, current_admission
+from statecache.replay.block_policies import block_policy_names, current_block_policy
+from statecache.replay.shared_pool import MOST_BLOCKS
 from statecache.trace.format import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ __all__ = [
     "parse_arm_config",
     "policies_of",
 ]
+
+_log = logging.getLogger("statecache.ab")
 
 REPLAY = "core"  # the built-in replay stands in the place of an engine
 POOLS = ("native", "int8", "shared")
@@ -54,7 +57,7 @@ def policies_of(engine: str, pool: str) -> tuple[str, ...]:
     "stock" is the engine without the plugin.
     """
     if engine == REPLAY:
-        return ORDERS if pool == "shared" else policies.policy_names(policies.REPLAY)
+        return block_policy_names() if pool == "shared" else policies.policy_names(policies.REPLAY)
     named = engines()[engine].arms.get(pool, ())
     if pool == "shared" or not named:
         return named
@@ -66,7 +69,7 @@ def admissions_of(engine: str, pool: str) -> tuple[str, ...]:
     """Return where an engine can set states."""
     if engine != REPLAY:
         return engines()[engine].arm_admissions
-    return POOL_ADMISSIONS if pool == "shared" else ADMISSIONS
+    return admission_names(POOL if pool == "shared" else SLOTS)
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -240,9 +243,31 @@ def parse_arm(text: str) -> AnyArm:
 
 def parse_arm_config(values: dict[str, Any], *, strict: bool) -> AnyArm:
     """Build an arm of what was given; texts stand for numbers unless `strict`."""
+    values = _current_names(values)
     is_server = bool({"driver", "url", "command"} & values.keys())
     kind: type[AnyArm] = ServerArm if is_server else Arm
     return build_struct(kind, values, f"arm {values.get('name', '?')}", strict=strict)
+
+
+def _current_names(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values by the names of today. Names of before work for one release."""
+    found = dict(values)
+    if isinstance(admission := values.get("admission"), str):
+        found["admission"] = current_admission(admission)
+    policy = values.get("policy")
+    is_replay = values.get("engine", REPLAY) == REPLAY
+    if isinstance(policy, str) and is_replay and values.get("pool") == "shared":
+        found["policy"] = current_block_policy(policy)
+    for key, value in found.items():
+        if value != values[key]:
+            _log.warning(
+                "statecache: arm %s: %s %s is now %s; the old name goes with the next release",
+                values.get("name", "?"),
+                key,
+                values[key],
+                value,
+            )
+    return found
 
 
 def check_arms(arms: Sequence[AnyArm]) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from statecache.cli.output import check_outputs, whole_file
+from statecache.cli.output import check_outputs, shown_progress, table_console, whole_file
 from statecache.cli.plot import check_plot, draw_fit
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.tools.fit import (
@@ -107,7 +104,7 @@ def _write(fit: Fit, name: str, model: str | None, json: Path | None, plot: Path
         with whole_file("--plot", plot) as file:
             file.write(draw_fit(fit, f"Prefill: {name}", plot.suffix[1:].lower()))
     if str(json) != "-":
-        Console(width=1_000).print(_table(fit))
+        table_console().print(_table(fit))
         overhead = f"{fit.overhead_seconds:.3g} s a request besides"
         typer.echo(f"error {fit.error:.1%} (root mean square, relative); {overhead}")
         typer.echo(f"--statecache-cost {fit.flag}")
@@ -119,14 +116,8 @@ def _measured(server: PrefillServer, lengths: list[int] | None, repeats: int) ->
     check_lengths(asked, "--lengths")
     if max(asked) >= most:
         raise SettingsError(f"--lengths: {max(asked)} does not fit the {most} tokens a prompt has")
-    found = []
-    hidden = not sys.stderr.isatty()
-    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
-        task = progress.add_task("prefill", total=repeats * sum(asked))
-        for one in server.measure(asked, repeats):
-            found.append(one)
-            progress.advance(task, one.tokens)
-    return found
+    measured = server.measure(asked, repeats)
+    return list(shown_progress("prefill", measured, repeats * sum(asked), lambda m: m.tokens))
 
 
 def _lengths(text: str) -> list[int]:
@@ -141,7 +132,7 @@ def _lengths(text: str) -> list[int]:
 
 
 def _save(path: Path, found: list[Measurement]) -> None:
-    rows = "".join(f"{one.tokens},{one.seconds!r}\n" for one in found)
+    rows = "".join(f"{point.tokens},{point.seconds!r}\n" for point in found)
     with whole_file("--save", path) as file:
         file.write(f"tokens,seconds\n{rows}".encode())
 

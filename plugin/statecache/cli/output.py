@@ -1,20 +1,64 @@
-"""Files that are written whole or not at all."""
+"""What commands share: files that are written whole or not at all, tables, progress, old names."""
 
 from __future__ import annotations
 
 import gzip
 import os
 import stat
+import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeVar
+
+from rich.console import Console
+from rich.progress import Progress
 
 from statecache.errors import SettingsError, escape_control_chars
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = ["check_new_output", "check_output", "check_outputs", "whole_file", "write_lines"]
+__all__ = [
+    "check_new_output",
+    "check_output",
+    "check_outputs",
+    "say_renamed",
+    "shown_progress",
+    "split_at_commas",
+    "table_console",
+    "whole_file",
+    "write_lines",
+]
+
+_Item = TypeVar("_Item")
+
+
+def shown_progress(
+    label: str, items: Iterable[_Item], total: int, size: Callable[[_Item], int] = lambda _item: 1
+) -> Iterator[_Item]:
+    """Yield the items, and show on a terminal's stderr how much of `total` they come to."""
+    errors = Console(stderr=True)
+    hidden = not sys.stderr.isatty()  # the console believes FORCE_COLOR instead
+    with Progress(console=errors, transient=True, disable=hidden) as progress:
+        task = progress.add_task(label, total=total)
+        for item in items:
+            yield item
+            progress.advance(task, size(item))
+
+
+def table_console() -> Console:
+    """Return the console of stdout: each row is one line, uncut, however narrow the terminal."""
+    return Console(width=1_000, color_system="auto" if sys.stdout.isatty() else None)
+
+
+def say_renamed(old: str, new: str) -> None:
+    """Say on stderr that a name was given that goes with the next release."""
+    sys.stderr.write(f"statecache: {old} is now {new}; the old name goes with the next release\n")
+
+
+def split_at_commas(values: Iterable[str]) -> list[str]:
+    """Return the parts of each value between commas, without what comes again."""
+    return list(dict.fromkeys(part.strip() for value in values for part in value.split(",")))
 
 
 def check_outputs(outputs: Mapping[str, Path | None], source: str | None = None) -> None:

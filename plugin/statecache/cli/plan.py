@@ -10,14 +10,18 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from statecache import __version__
-from statecache.cli.output import check_output, whole_file
+from statecache.cli.output import (
+    check_output,
+    shown_progress,
+    split_at_commas,
+    table_console,
+    whole_file,
+)
 from statecache.engine.spec import engine_named, engines
-from statecache.errors import SettingsError, escape_control_chars
+from statecache.errors import SettingsError
 from statecache.replay.prefix_tree import PrefixTree
 from statecache.replay.report import TraceIdentity
 from statecache.sizing.model_config import DTYPE_BYTES, HybridModel, read_model, sizing_of
@@ -121,7 +125,7 @@ def plan_command(
     demand = Demand(
         model=read_model(model, tp),
         memory_bytes=_memory(memory),
-        engines=[engine_named(name).name for name in _parts(engine or [*engines()])],
+        engines=[engine_named(name).name for name in split_at_commas(engine or [*engines()])],
         shares=_percents(split or ["5,10,20,30,40,60"]),
         running=running,
         slots_a_request=slots_per_request,
@@ -133,7 +137,7 @@ def plan_command(
     )
     recorded = read_trace(trace, limit=limit)
     tree = PrefixTree.of(recorded)
-    splits = _rated(demand, tree)
+    splits = list(shown_progress("plan", rated_splits(demand, tree), demand.combinations))
     if not splits:
         raise SettingsError("--split: no share leaves room for both a state and KV: give others")
     best = best_splits(splits)
@@ -144,9 +148,8 @@ def plan_command(
             f" their prompts of {min(lengths):,} to {max(lengths):,} tokens are longer than its KV:"
             " give more"
         )
-    name = escape_control_chars(Path(recorded.name).name)
     report = _Report(
-        trace=TraceIdentity(name, recorded.digest),
+        trace=TraceIdentity.of(recorded),
         demand=demand,
         sizes=[_sizes(demand, engine) for engine in demand.engines],
         best=best,
@@ -157,8 +160,8 @@ def plan_command(
             file.write(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     if str(json) != "-":
         _show(report)
-    for name in demand.engines:
-        _warn(name, best.get(name))
+    for engine_name in demand.engines:
+        _warn(engine_name, best.get(engine_name))
 
 
 def _warn(engine: str, best: Split | None) -> None:
@@ -175,17 +178,6 @@ def _warn(engine: str, best: Split | None) -> None:
     sys.stderr.write(f"statecache: {engine}: {problem}: give more --memory\n")
 
 
-def _rated(demand: Demand, tree: PrefixTree) -> list[Split]:
-    splits: list[Split] = []
-    errors, hidden = Console(stderr=True), not sys.stderr.isatty()
-    with Progress(console=errors, transient=True, disable=hidden) as progress:
-        task = progress.add_task("plan", total=demand.combinations)
-        for split in rated_splits(demand, tree):
-            splits.append(split)
-            progress.advance(task)
-    return splits
-
-
 def _sizes(demand: Demand, engine: str) -> _Sizes:
     model, asked = demand.model, demand.state_dtype
     return _Sizes(
@@ -198,7 +190,7 @@ def _sizes(demand: Demand, engine: str) -> _Sizes:
 
 
 def _show(report: _Report) -> None:
-    console = Console(width=1_000, color_system="auto" if sys.stdout.isatty() else None)
+    console = table_console()
     console.print(_facts(report.demand.model, report.demand.ranks), highlight=False)
     for sizes in report.sizes:
         console.print(_size_line(sizes), highlight=False)
@@ -227,7 +219,7 @@ def _size_line(sizes: _Sizes) -> str:
 
 def _table(splits: list[Split], best: Iterable[Split]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    marked = [id(one) for one in best]
+    marked = [id(split) for split in best]
     for heading in ("", "engine", "states"):
         table.add_column(heading, vertical="bottom")
     for heading in (
@@ -239,17 +231,17 @@ def _table(splits: list[Split], best: Iterable[Split]) -> Table:
         "rejected",
     ):
         table.add_column(heading, justify="right", vertical="bottom")
-    for one in splits:
+    for split in splits:
         table.add_row(
-            "*" if id(one) in marked else "",
-            one.engine,
-            one.states,
-            "-" if one.kept_slots is None else f"{one.share} %",
-            str(one.active_slots),
-            "-" if one.kept_slots is None else f"{one.kept_slots:,}",
-            f"{one.kv_tokens:,}",
-            f"{one.hit_rate:.4f}",
-            str(one.rejected),
+            "*" if id(split) in marked else "",
+            split.engine,
+            split.states,
+            "-" if split.kept_slots is None else f"{split.share} %",
+            str(split.active_slots),
+            "-" if split.kept_slots is None else f"{split.kept_slots:,}",
+            f"{split.kv_tokens:,}",
+            f"{split.hit_rate:.4f}",
+            str(split.rejected),
         )
     return table
 
@@ -264,10 +256,6 @@ def _memory(text: str) -> int:
     return int(float(found[1]) * _UNITS[unit])
 
 
-def _parts(values: list[str]) -> list[str]:
-    return list(dict.fromkeys(part.strip() for value in values for part in value.split(",")))
-
-
 def _known(flag: str, names: list[str], known: tuple[str, ...]) -> list[str]:
     for name in names:
         if name not in known:
@@ -280,7 +268,7 @@ def _one_of(flag: str, name: str | None, known: tuple[str, ...]) -> Any:
 
 
 def _percents(values: list[str]) -> list[int]:
-    parts = _parts(values)
+    parts = split_at_commas(values)
     for part in parts:
         if not re.fullmatch("[1-9][0-9]?", part, re.A):
             raise SettingsError(f"--split: {part!r} is no percentage from 1 to 99")

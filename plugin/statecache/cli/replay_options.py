@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import msgspec
 
+from statecache.cli.output import say_renamed, split_at_commas
 from statecache.engine.cost import parse_cost
 from statecache.errors import SettingsError
+from statecache.index.admissions import POOL, SLOTS, admission_names, current_admission
 from statecache.index.policies import (
     BASELINE,
     DEFAULT,
@@ -15,11 +18,10 @@ from statecache.index.policies import (
     policy_names,
     pool_policy_names,
 )
-from statecache.replay.block_policies import ORDERS
+from statecache.replay.block_policies import block_policy_names, current_block_policy
 from statecache.replay.block_pools import kv_blocks_beside
-from statecache.replay.report import CostSettings, PoolSettings, ReplaySettings
-from statecache.replay.schedule import ADMISSIONS
-from statecache.replay.shared_pool import MOST_BLOCKS, POOL_ADMISSIONS
+from statecache.replay.settings import CostSettings, PoolSettings, ReplaySettings
+from statecache.replay.shared_pool import MOST_BLOCKS
 from statecache.trace.format import BLOCK_TOKENS
 
 __all__ = ["Options", "pool_settings", "replay_settings"]
@@ -35,11 +37,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     slots: list[str] | None
     kv_tokens: str
     pool_blocks: list[str] | None
-    order: list[str] | None
+    block_policy: list[str] | None
+    order: list[str] | None  # what block_policy was called before
     state_blocks: float | None
     checkpoint_slots: list[str] | None
-    interior_weight: float | None
-    queue_ratio: float | None
     admission: list[str] | None
     chunk: int
     limit: int | None
@@ -55,13 +56,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def replay_settings(options: Options) -> ReplaySettings:
     """Read the options of a replay on slots alone."""
     options.refuse(
-        "order state_blocks checkpoint_slots interior_weight queue_ratio",
+        "block_policy order state_blocks checkpoint_slots",
         "describes a pool of blocks: give --pool-blocks as well",
     )
     return ReplaySettings(
         policies=_known("--policy", options.policy or _COMPARED, policy_names(REPLAY)),
         slots=_numbers("--slots", options.slots or ["64,128,256,1024"]),
-        admissions=_known("--admission", options.admission or ["dense"], ADMISSIONS),
+        admissions=_admissions(options, SLOTS, "dense"),
         kv_tokens=_kv_tokens(options.kv_tokens),
         chunk_tokens=_chunk(options.chunk),
         limit=options.limit,
@@ -78,40 +79,47 @@ def pool_settings(options: Options) -> PoolSettings:
     state = _above_0("--state-blocks", options.state_blocks) or _STATE_BLOCKS
     apart = options.checkpoint_slots is not None
     if apart:
-        options.refuse("order", "orders a pool without --checkpoint-slots: leave one of them out")
+        options.refuse(
+            "block_policy order", "orders a pool without --checkpoint-slots: leave one of them out"
+        )
     else:
-        options.refuse("policy", "rules slots of their own: give --checkpoint-slots, or --order")
-        options.refuse("interior_weight", "weighs slots of their own: give --checkpoint-slots")
+        options.refuse(
+            "policy", "rules slots of their own: give --checkpoint-slots, or --block-policy"
+        )
         if state != int(state):
             raise SettingsError(
                 f"--state-blocks: {state:g} is no whole number: give one, or --checkpoint-slots"
             )
-    orders = None if apart else _known("--order", options.order or [",".join(ORDERS)], ORDERS)
-    if orders is not None and "reuse" not in orders:
-        options.refuse("queue_ratio", "is one of the order reuse: add it to --order")
     slots = _numbers("--checkpoint-slots", options.checkpoint_slots or [])
     _check_fit(pools, slots, state)
-    default = "dense" if apart else "junctions"
+    block_policies = None if apart else _block_policies(options)
+    policies = _known("--policy", options.policy or _COMPARED, pool_policy_names())
     return PoolSettings(
         pool_blocks=pools,
         state_blocks=state,
-        orders=orders,
+        block_policies=block_policies,
         checkpoint_slots=slots if apart else None,
-        policies=_slot_policies(options) if apart else None,
-        admissions=_known("--admission", options.admission or [default], POOL_ADMISSIONS),
-        interior_weight=_weight(options.interior_weight),
-        queue_ratio=_above_0("--queue-ratio", options.queue_ratio),
+        policies=policies if apart else None,
+        admissions=_admissions(options, POOL, "dense" if apart else "branch-points"),
         chunk_tokens=_chunk(options.chunk),
         limit=options.limit,
         cost=_cost(options.cost),
+        orders=block_policies,
     )
 
 
-def _slot_policies(options: Options) -> list[str]:
-    policies = _known("--policy", options.policy or _COMPARED, pool_policy_names())
-    if "gds" not in policies:
-        options.refuse("interior_weight", "weighs gains, which lru has none of: add gds")
-    return policies
+def _block_policies(options: Options) -> list[str]:
+    if options.order is not None:
+        if options.block_policy is not None:
+            raise SettingsError("--order: is what --block-policy was called: give that alone")
+        say_renamed("--order", "--block-policy")
+    given = options.block_policy or options.order or list(block_policy_names())
+    return _known("--block-policy", given, block_policy_names(), current_block_policy)
+
+
+def _admissions(options: Options, place: str, default: str) -> list[str]:
+    given = options.admission or [default]
+    return _known("--admission", given, admission_names(place), current_admission)
 
 
 def _check_fit(pools: list[int], slots: list[int], state_blocks: float) -> None:
@@ -123,21 +131,22 @@ def _check_fit(pools: list[int], slots: list[int], state_blocks: float) -> None:
                 raise SettingsError(f"--checkpoint-slots: {error}") from error
 
 
-def _parts(values: list[str]) -> list[str]:
-    """Split each value at its commas and drop what comes again."""
-    return list(dict.fromkeys(part.strip() for value in values for part in value.split(",")))
-
-
-def _known(flag: str, values: list[str], known: tuple[str, ...]) -> list[str]:
-    names = _parts(values)
+def _known(
+    flag: str, values: list[str], known: tuple[str, ...], current: Callable[[str], str] = str
+) -> list[str]:
+    """Return the names given, as `current` calls them today."""
+    names = split_at_commas(values)
     for name in names:
-        if name not in known:
-            raise SettingsError(f"{flag}: unknown {flag[2:]} {name!r}: use {', '.join(known)}")
-    return names
+        if current(name) not in known:
+            what = flag[2:].replace("-", " ")
+            raise SettingsError(f"{flag}: unknown {what} {name!r}: use {', '.join(known)}")
+        if current(name) != name:
+            say_renamed(f"{flag} {name}", f"{flag} {current(name)}")
+    return list(dict.fromkeys(map(current, names)))
 
 
 def _numbers(flag: str, values: list[str], most: int | None = None) -> list[int]:
-    numbers = [_integer(flag, part, least=1) for part in _parts(values)]
+    numbers = [_integer(flag, part, least=1) for part in split_at_commas(values)]
     if most is not None and numbers and max(numbers) > most:
         raise SettingsError(f"{flag}: {max(numbers)} is above {most}")
     return list(dict.fromkeys(numbers))  # 8 and 08 are one
@@ -163,12 +172,6 @@ def _integer(flag: str, text: str, least: int) -> int:
 def _above_0(flag: str, number: float | None) -> float | None:
     if number is not None and not 0 < number < math.inf:
         raise SettingsError(f"{flag}: {number:g} is no number above 0")
-    return number
-
-
-def _weight(number: float | None) -> float | None:
-    if number is not None and not 0 <= number <= 1:
-        raise SettingsError(f"--interior-weight: {number:g} is no number from 0 to 1")
     return number
 
 

@@ -10,8 +10,9 @@ import msgspec
 
 from statecache import CostModel
 from statecache.errors import SettingsError
+from statecache.index.admissions import current_admission
 from statecache.index.policies import DEFAULT, make_index, pool_policy_names
-from statecache.replay.block_policies import make_order
+from statecache.replay.block_policies import current_block_policy, make_block_policy
 from statecache.replay.leaf_kv import LeafLruKv
 from statecache.replay.prefix_tree import PreorderTree
 from statecache.replay.shared_pool import Points, SharedPool
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from statecache.replay.prefix_tree import PrefixTree
-    from statecache.replay.report import PoolSettings
+    from statecache.replay.settings import PoolSettings
     from statecache.replay.split_pool import States
 
 __all__ = [
@@ -36,21 +37,23 @@ __all__ = [
 ]
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _Pool(msgspec.Struct, frozen=True):
     pool_blocks: int
     state_blocks: float
-    order: str | None
+    block_policy: str | None
     checkpoint_slots: int | None
     policy: str | None
     admission: str
 
 
-class PoolRow(_Asked, frozen=True):
+class PoolRow(_Pool, frozen=True):
     """Totals of one replay; tokens in whole blocks of 512. Rejected requests count nowhere else.
 
-    `order` rules a shared pool; states with slots of their own follow `policy`.
+    `block_policy` rules a shared pool (`order` is what it was called before and stays for one
+    release); states with slots of their own follow `policy`.
     """
 
+    order: str | None
     requests: int
     rejected: int
     prompt_tokens: int
@@ -64,40 +67,35 @@ class PoolRow(_Asked, frozen=True):
 def pool_rows(tree: PrefixTree, settings: PoolSettings) -> Iterator[PoolRow]:
     """Play every combination that was asked for."""
     cost = CostModel(settings.cost.linear, settings.cost.quadratic)
-    every, ratio = settings.chunk_tokens // BLOCK_TOKENS, settings.queue_ratio
+    every = settings.chunk_tokens // BLOCK_TOKENS
     state = settings.state_blocks
     preorder = None if settings.checkpoint_slots is None else PreorderTree.of(tree)
     for admission in settings.admissions:
         for blocks in settings.pool_blocks:
-            for order in settings.orders or ():
-                yield replay_pool(tree, blocks, order, admission, int(state), every, ratio, cost)
+            for name in settings.block_policies or ():
+                yield replay_pool(tree, blocks, name, admission, int(state), every, cost)
             if preorder is None:
                 continue
             for slots in settings.checkpoint_slots or ():
                 for policy in settings.policies or ():
-                    weight = settings.interior_weight
-                    rule = SlotRule(policy, 1 if weight is None else weight, ratio or 1)
+                    rule = SlotRule(policy)
                     yield replay_slots(preorder, blocks, slots, rule, admission, state, every, cost)
 
 
 def replay_pool(
     tree: PrefixTree,
     pool_blocks: int,
-    order: str,
-    admission: str = "junctions",
+    block_policy: str,
+    admission: str = "branch-points",
     state_blocks: int = 3,
     every_blocks: int = 16,
-    queue_ratio: float | None = None,
     cost: CostModel | None = None,
 ) -> PoolRow:
-    """Serve the requests one after the other from one pool that KV and states share.
-
-    `queue_ratio` fixes the ratio of ages that the order reuse learns.
-    """
-    ratio = None if queue_ratio is None else _exact(queue_ratio)
+    """Serve the requests one after the other from one pool that KV and states share."""
     points = Points.of(admission, every_blocks)
-    pool = SharedPool(pool_blocks, state_blocks, make_order(order, ratio), points)
-    asked = _Asked(pool_blocks, state_blocks, order, None, None, admission)
+    pool = SharedPool(pool_blocks, state_blocks, make_block_policy(block_policy), points)
+    name = current_block_policy(block_policy)
+    asked = _Pool(pool_blocks, state_blocks, name, None, None, current_admission(admission))
     return _play(pool, tree.paths, asked, cost or CostModel())
 
 
@@ -141,7 +139,8 @@ def replay_slots(
     kv = LeafLruKv(tree.parents, kv_blocks, _exact(rule.queue_ratio))
     points = Points.of(admission, every_blocks)
     own = SplitPool(tree, kv, slots, rule.states(cost), points)
-    asked = _Asked(pool_blocks, state_blocks, None, slots, rule.policy, admission)
+    name = current_admission(admission)
+    asked = _Pool(pool_blocks, state_blocks, None, slots, rule.policy, name)
     return _play(own, tree.paths, asked, cost)
 
 
@@ -161,7 +160,7 @@ def _exact(number: float) -> Fraction:
 
 
 def _play(
-    pool: SharedPool | SplitPool, paths: Sequence[Sequence[int]], asked: _Asked, cost: CostModel
+    pool: SharedPool | SplitPool, paths: Sequence[Sequence[int]], asked: _Pool, cost: CostModel
 ) -> PoolRow:
     served = [found for path in paths if (found := pool.serve(path))]
     hit = sum(found.hit for found in served) * BLOCK_TOKENS
@@ -169,7 +168,8 @@ def _play(
     return PoolRow(
         pool_blocks=asked.pool_blocks,
         state_blocks=asked.state_blocks,
-        order=asked.order,
+        block_policy=asked.block_policy,
+        order=asked.block_policy,
         checkpoint_slots=asked.checkpoint_slots,
         policy=asked.policy,
         admission=asked.admission,

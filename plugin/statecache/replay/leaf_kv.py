@@ -24,16 +24,17 @@ class _Use(msgspec.Struct, gc=False):
 
     number: int
     request: int
-    proven: bool
+    protected: bool
 
 
 class LeafLruKv:
     """Which KV is resident, and which goes: always a leaf, one with no resident block below it.
 
     Leaves without a state go first, least recently used first. If there is none, a leaf with a
-    state goes, and its state with it. Such leaves are proven or not: of the least recently used of
-    either kind the unproven one goes if its age times `ratio` is above that of the proven one. Ages
-    count requests since the state's last use. No block of the running request ever goes.
+    state goes, and its state with it. Such leaves are protected or on probation: of the least
+    recently used of either kind the one on probation goes if its age times `ratio` is above that of
+    the protected one. Ages count requests since the state's last use. No block of the running
+    request ever goes.
 
     Heaps have entries out of date, which are skipped: the stamp of a block or the use of a state
     tells. No two resident leaves share a stamp, for the blocks that one request stamped last form a
@@ -53,8 +54,8 @@ class LeafLruKv:
         self._uses: dict[int, _Use] = {}  # of the resident states
         self._use_count = 0
         self._bare: list[tuple[int, int]] = []  # leaves without a state: stamp, node
-        self._unproven: list[_Entry] = []  # leaves with one: use, request, node
-        self._proven: list[_Entry] = []
+        self._probation: list[_Entry] = []  # leaves with one: use, request, node
+        self._protected: list[_Entry] = []
 
     def resident_prefix(self, path: Sequence[int]) -> int:
         """Return how many blocks of `path` are resident from its start on."""
@@ -81,12 +82,12 @@ class LeafLruKv:
         self._offer(path[-1])
         return lost
 
-    def use_state(self, node: int, *, proven: bool | None = None) -> None:
-        """The state at `node` was set or used; `proven` tells its kind (None: as it was)."""
+    def use_state(self, node: int, *, protected: bool | None = None) -> None:
+        """The state at `node` was set or used; `protected` tells its kind (None: as it was)."""
         self._use_count += 1
-        if proven is None:
-            proven = self._uses[node].proven
-        self._uses[node] = _Use(self._use_count, self._request, proven)
+        if protected is None:
+            protected = self._uses[node].protected
+        self._uses[node] = _Use(self._use_count, self._request, protected)
         self._offer(node)
 
     def drop_state(self, node: int) -> None:
@@ -102,7 +103,7 @@ class LeafLruKv:
         if use is None:
             heappush(self._bare, (self._stamps[node], node))
         else:
-            heap = self._proven if use.proven else self._unproven
+            heap = self._protected if use.protected else self._probation
             heappush(heap, (use.number, use.request, node))
 
     def _drop(self) -> int:
@@ -129,18 +130,18 @@ class LeafLruKv:
         return None
 
     def _next_with_state(self) -> int:
-        proven, unproven = self._first(self._proven), self._first(self._unproven)
-        heap = self._proven
-        if proven is None or (unproven and self._unproven_goes(unproven, proven)):
-            heap = self._unproven
+        protected, probation = self._first(self._protected), self._first(self._probation)
+        heap = self._protected
+        if protected is None or (probation and self._probation_goes(probation, protected)):
+            heap = self._probation
         return heappop(heap)[2]
 
-    def _unproven_goes(self, unproven: _Entry, proven: _Entry) -> bool:
+    def _probation_goes(self, probation: _Entry, protected: _Entry) -> bool:
         now = self._request + 1
-        unproven_age, proven_age = now - unproven[1], now - proven[1]
-        scaled = self._ratio.numerator * unproven_age
-        other = self._ratio.denominator * proven_age
-        return scaled > other or (scaled == other and unproven < proven)
+        probation_age, protected_age = now - probation[1], now - protected[1]
+        scaled = self._ratio.numerator * probation_age
+        other = self._ratio.denominator * protected_age
+        return scaled > other or (scaled == other and probation < protected)
 
     def _first(self, heap: list[_Entry]) -> _Entry | None:
         """Return the entry of the heap that is up to date, and drop those before it."""

@@ -2,76 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 from rich.table import Table
 
 from statecache import __version__
+from statecache.errors import escape_control_chars
 from statecache.replay.block_pools import PoolRow
+from statecache.replay.settings import PoolSettings, ReplaySettings
 from statecache.replay.state_slots import ReplayRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "CostSettings",
-    "PoolSettings",
-    "ReplayReport",
-    "ReplaySettings",
-    "TraceIdentity",
-    "pool_table",
-    "row_table",
-]
+    from statecache.trace.format import Trace
 
-
-class CostSettings(msgspec.Struct, frozen=True):
-    """The coefficients of the cost model."""
-
-    linear: float
-    quadratic: float
-
-
-class ReplaySettings(msgspec.Struct, frozen=True):
-    """What was asked for; None is unlimited KV, or no limit on requests."""
-
-    policies: list[str]
-    slots: list[int]
-    admissions: list[str]
-    kv_tokens: int | None
-    chunk_tokens: int
-    limit: int | None
-    cost: CostSettings
-
-    @property
-    def combinations(self) -> int:
-        """The number of rows."""
-        return len(self.policies) * len(self.slots) * len(self.admissions)
-
-
-class PoolSettings(msgspec.Struct, frozen=True):
-    """What was asked of a pool of blocks; what does not apply is None.
-
-    With `checkpoint_slots` states are ruled by `policies`, else all blocks by `orders`.
-    """
-
-    pool_blocks: list[int]
-    state_blocks: float
-    orders: list[str] | None
-    checkpoint_slots: list[int] | None
-    policies: list[str] | None
-    admissions: list[str]
-    interior_weight: float | None
-    queue_ratio: float | None
-    chunk_tokens: int
-    limit: int | None
-    cost: CostSettings
-
-    @property
-    def combinations(self) -> int:
-        """The number of rows."""
-        each = len(self.orders or ()) or len(self.checkpoint_slots or ()) * len(self.policies or ())
-        return len(self.pool_blocks) * len(self.admissions) * each
+__all__ = ["ReplayReport", "TraceIdentity", "pool_table", "row_table"]
 
 
 class TraceIdentity(msgspec.Struct, frozen=True):
@@ -79,6 +27,11 @@ class TraceIdentity(msgspec.Struct, frozen=True):
 
     name: str
     sha256: str
+
+    @classmethod
+    def of(cls, trace: Trace) -> TraceIdentity:
+        """Return that of a trace that was read."""
+        return cls(escape_control_chars(Path(trace.name).name), trace.digest)
 
 
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,21 +64,22 @@ def row_table(rows: Iterable[ReplayRow]) -> Table:
 
 
 def pool_table(rows: Sequence[PoolRow]) -> Table:
-    """Lay out rows of pools of blocks, all with one rule's name; `ceiling` counts the KV found."""
-    rule = "policy" if rows and rows[0].order is None else "order"
-    table = _table(rule, "pool", "slots", "admission")
+    """Lay out rows of pools of blocks, all with one kind of policy; `ceiling` is the KV found."""
+    apart = bool(rows) and rows[0].checkpoint_slots is not None
+    table = _table(
+        *(["policy", "pool", "slots"] if apart else ["block\npolicy", "pool"]), "admission"
+    )
     for row in rows:
-        slots = "-" if row.checkpoint_slots is None else str(row.checkpoint_slots)
-        table.add_row(
-            row.order or row.policy, str(row.pool_blocks), slots, row.admission, *_totals(row)
-        )
+        slots = [str(row.checkpoint_slots)] if apart else []
+        policy = row.policy if apart else row.block_policy
+        table.add_row(policy, str(row.pool_blocks), *slots, row.admission, *_totals(row))
     return table
 
 
 def _table(*combination: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in (*combination, *_TOTALS):
-        left = heading in ("policy", "order", "admission")
+        left = heading in ("policy", "block\npolicy", "admission")
         table.add_column(
             heading,
             justify="left" if left else "right",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecache.errors import SettingsError
+from statecache.index.admissions import SLOTS, find_admission
 from statecache.replay.prefix_tree import ROOT, PrefixTree
 from statecache.trace.format import BLOCK_TOKENS
 
@@ -19,14 +20,11 @@ if TYPE_CHECKING:
     from statecache.replay.kv_residency import KvTimeline
 
 __all__ = [
-    "ADMISSIONS",
     "ReplaySchedule",
     "ScheduledRequest",
     "admitted_blocks",
     "make_schedule",
 ]
-
-ADMISSIONS = ("dense", "ends", "aligned")
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True):
@@ -63,8 +61,6 @@ def make_schedule(
 
     With `aligned` a request sets one state, at the last multiple of `chunk_tokens` in its prompt.
     """
-    if admission not in ADMISSIONS:
-        raise SettingsError(f"unknown admission {admission!r}: use {', '.join(ADMISSIONS)}")
     if chunk_tokens < BLOCK_TOKENS or chunk_tokens % BLOCK_TOKENS:
         raise SettingsError(f"chunk is {chunk_tokens}: give a multiple of {BLOCK_TOKENS} tokens")
     every = chunk_tokens // BLOCK_TOKENS
@@ -91,11 +87,13 @@ def make_schedule(
 
 def admitted_blocks(blocks: int, admission: str, every: int) -> list[int]:
     """Return after how many blocks of its prompt a request sets states, in ascending order."""
-    if admission == "ends":
-        return [blocks]
-    if admission == "aligned":
+    try:
+        spec = find_admission(admission, SLOTS)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    if not spec.at_prompt_end:
         return [blocks // every * every] if blocks >= every else []
-    return [*range(every, blocks, every), blocks]
+    return [*range(every, blocks, every), blocks] if spec.at_intervals else [blocks]
 
 
 def _number_candidates(

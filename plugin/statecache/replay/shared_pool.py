@@ -9,19 +9,19 @@ go: those without a key, the states, the KV from the prompt's end to its start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from statecache.errors import SettingsError
+from statecache.index.admissions import POOL, find_admission
 
 if TYPE_CHECKING:
-    from statecache.replay.block_policies import FifoBlockPolicy
+    from statecache.replay.block_policies import BlockPolicyFactory
 
-__all__ = ["MOST_BLOCKS", "POOL_ADMISSIONS", "BlockPool", "Points", "Served", "SharedPool"]
+__all__ = ["MOST_BLOCKS", "BlockPool", "Points", "Served", "SharedPool"]
 
-POOL_ADMISSIONS = ("junctions", "dense", "dense+junctions", "ends")
 MOST_BLOCKS = 10_000_000  # of one pool: each takes memory here
 _CHUNK_BLOCKS = 16
 _BARE = 0
@@ -38,21 +38,21 @@ class Served(msgspec.Struct, frozen=True, gc=False):
 class Points(msgspec.Struct, frozen=True):
     """Where states are kept besides the prompt's end.
 
-    At each multiple of `every` blocks (None: nowhere), and with `junctions` where the resident KV
-    ends, if that is beyond the hit.
+    At each multiple of `every` blocks (None: nowhere), and with `branch_points` where the resident
+    KV ends, if that is beyond the hit.
     """
 
     every: int | None
-    junctions: bool
+    branch_points: bool
 
     @classmethod
     def of(cls, admission: str, every_blocks: int) -> Points:
         """Return the points that the name of an admission means."""
-        if admission not in POOL_ADMISSIONS:
-            raise SettingsError(
-                f"unknown admission {admission!r}: use {', '.join(POOL_ADMISSIONS)}"
-            )
-        return cls(every_blocks if "dense" in admission else None, "junctions" in admission)
+        try:
+            spec = find_admission(admission, POOL)
+        except ValueError as error:
+            raise SettingsError(str(error)) from error
+        return cls(every_blocks if spec.at_intervals else None, spec.at_branch_points)
 
     def depths(self, found: Served) -> list[int]:
         """Return the depths beyond the hit, in blocks, shallowest first."""
@@ -60,7 +60,7 @@ class Points(msgspec.Struct, frozen=True):
         if self.every:
             first = (found.hit // self.every + 1) * self.every
             depths.update(range(first, found.blocks, self.every))
-        if self.junctions and found.reached > found.hit:
+        if self.branch_points and found.reached > found.hit:
             depths.add(found.reached)
         return sorted(depths)
 
@@ -75,23 +75,23 @@ class BlockPool:
     def __init__(
         self,
         blocks: int,
-        order: Callable[[int, Mapping[int, Sequence[int]], Sequence[int]], FifoBlockPolicy],
+        make_policy: BlockPolicyFactory,
         dropped_state: Callable[[int], None],
     ) -> None:
         self.cached: dict[int, list[int]] = {}
         self.uses = [0] * blocks
         self.keys = [_BARE] * blocks
-        self.order = order(blocks, self.cached, self.uses)
+        self.policy = make_policy(blocks, self.cached, self.uses)
         self._dropped_state = dropped_state
 
-    def allocate(self, count: int, *, proven: bool) -> list[int]:
+    def allocate(self, count: int, *, protected: bool) -> list[int]:
         """Take `count` free blocks; what they were cached under is forgotten."""
         taken = []
         for _ in range(count):
-            block = self.order.take()
+            block = self.policy.take()
             if self.keys[block]:
                 self._forget(block)
-            self.order.computed(block, proven=proven)
+            self.policy.computed(block, protected=protected)
             self.uses[block] = 1
             taken.append(block)
         return taken
@@ -104,20 +104,20 @@ class BlockPool:
     def hit(self, key: int) -> int:
         """Use the first block cached under `key`."""
         block = self.cached[key][0]
-        self.order.hit(block)
+        self.policy.hit(block)
         self.uses[block] += 1
         return block
 
     def free(self, blocks: Iterable[int]) -> None:
         """Let blocks go, the first one first to be handed out again."""
-        uses, keys, order = self.uses, self.keys, self.order
+        uses, keys, policy = self.uses, self.keys, self.policy
         for block in blocks:
             uses[block] -= 1
             if uses[block] == 0:
                 if keys[block]:
-                    order.give(block, keys[block])
+                    policy.give(block, keys[block])
                 else:
-                    order.give_bare(block)
+                    policy.give_bare(block)
 
     def _forget(self, block: int) -> None:
         key = self.keys[block]
@@ -127,13 +127,13 @@ class BlockPool:
         if not same:
             del self.cached[key]
             if key > 0:
-                self.order.lost(block, key)
+                self.policy.lost(block, key)
             else:
                 self._dropped_state(key)
 
 
 class SharedPool:
-    """One pool, one order, one rule of which states are kept.
+    """One pool, one block policy, one rule of which states are kept.
 
     Nodes are numbered from 1. `evicted_states` counts states that stopped being whole.
     """
@@ -142,7 +142,7 @@ class SharedPool:
         self,
         pool_blocks: int,
         state_blocks: int,
-        order: Callable[[int, Mapping[int, Sequence[int]], Sequence[int]], FifoBlockPolicy],
+        make_policy: BlockPolicyFactory,
         points: Points,
     ) -> None:
         for name, number in (("pool-blocks", pool_blocks), ("state-blocks", state_blocks)):
@@ -153,7 +153,7 @@ class SharedPool:
         self._state_blocks = state_blocks
         self._points = points
         self._whole: set[int] = set()  # nodes whose state has all its parts
-        self.pool = BlockPool(pool_blocks, order, self._dropped_state)
+        self.pool = BlockPool(pool_blocks, make_policy, self._dropped_state)
 
     def serve(self, path: Sequence[int]) -> Served | None:
         """Look up, compute and let go; None if it cannot fit, which leaves all as it was.
@@ -173,7 +173,7 @@ class SharedPool:
     def _look_up(self, path: Sequence[int]) -> Served:
         cached = self.pool.cached
         resident = next((i for i, node in enumerate(path) if node not in cached), len(path))
-        self.pool.order.looked_up(path[resident:])
+        self.pool.policy.looked_up(path[resident:])
         reached = min(resident, len(path) - 1)  # the last block is always computed
         whole = self._whole
         hit = next((i + 1 for i in range(reached - 1, -1, -1) if path[i] in whole), 0)
@@ -183,12 +183,12 @@ class SharedPool:
         self, path: Sequence[int], found: Served, kv: list[int], states: list[list[int]]
     ) -> None:
         pool, parts = self.pool, self._state_blocks
-        proven = found.hit > 0 and 4 * found.hit >= 3 * found.blocks
+        protected = found.hit > 0 and 4 * found.hit >= 3 * found.blocks
         at = found.hit
         for end, kept in self._chunks(found):
             self._let_go_all_but_the_last(states)
-            fresh = pool.allocate(end - at, proven=proven)
-            state = pool.allocate(parts, proven=proven)
+            fresh = pool.allocate(end - at, protected=protected)
+            state = pool.allocate(parts, protected=protected)
             for block, node in zip(fresh, path[at:end], strict=True):
                 pool.cache(block, node)
             if kept:
@@ -199,7 +199,7 @@ class SharedPool:
             states.append(state)
             at = end
         self._let_go_all_but_the_last(states)
-        pool.free(pool.allocate(1 + parts, proven=proven))
+        pool.free(pool.allocate(1 + parts, protected=protected))
         pool.free(reversed(states[0]))
         pool.free(reversed(kv))
 

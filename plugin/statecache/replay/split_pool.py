@@ -58,18 +58,18 @@ class SplitPool:
             self._was_hit[hit_node] = 1
             self._states.touch(hit_node)
             self._states.pin(hit_node)
-            self._kv.use_state(hit_node, proven=True)
+            self._kv.use_state(hit_node, protected=True)
         for node in self._kv.insert(path, has_kv):
             self._resident[node] = 0
             self._states.erase(node)
         self._set_states(path, found)
         if hit_node is not None:
             self._states.unpin(hit_node)
-            self._kv.use_state(hit_node, proven=True)
+            self._kv.use_state(hit_node, protected=True)
         return found
 
     def _set_states(self, path: Sequence[int], found: Served) -> None:
-        proven = found.hit > 0 and 4 * found.hit >= 3 * found.blocks
+        protected = found.hit > 0 and 4 * found.hit >= 3 * found.blocks
         resident = self._resident
         on_path = [path[found.hit - 1]] if found.hit else []  # states of this path, deepest last
         for depth in self._points.depths(found):
@@ -89,7 +89,7 @@ class SplitPool:
                 directly_below(node, self._last, resident) if self._last[node] > node else (),
             )
             resident[node] = 1
-            self._kv.use_state(node, proven=proven or bool(self._was_hit[node]))
+            self._kv.use_state(node, protected=protected or bool(self._was_hit[node]))
             on_path.append(node)
 
     def _evict(self) -> bool:

@@ -16,7 +16,7 @@ from support.recorded import PUBLISHED, tree_of
 # we; 0.305 is what about 2,400 slots give. So the rate is not compared; the exact total is, below.
 NOT_REPRODUCED = PUBLISHED["not_reproduced"]
 
-SHARED = {  # trace, blocks: blocks hit and missed by state under stock, copies and reuse
+SHARED = {  # trace, blocks: blocks hit and missed by state under fifo, duplicates and reuse
     ("agent_coding", 4096): ((332874, 30628), (337182, 31132), (350400, 23449)),
     ("agent_coding", 8192): ((514304, 15471), (520501, 14667), (520081, 14592)),
     ("agent_coding", 16384): ((604404, 5702), (604434, 5672), (602956, 6947)),
@@ -44,7 +44,7 @@ OWN = [  # trace, blocks, slots, state's blocks: blocks hit, missed by state, st
     ("conversation", 32768, 2048, 1.58, 44033, 3033, 4473),
     ("conversation", 32768, 2048, 0.83, 44166, 3091, 4687),
 ]
-ORDERS = ("stock", "copies", "reuse")
+BLOCK_POLICIES = ("fifo", "duplicates", "reuse")
 
 
 @cache
@@ -53,8 +53,8 @@ def preorder(trace: str) -> PreorderTree:
 
 
 @cache
-def shared(trace: str, blocks: int, order: str) -> PoolRow:
-    return replay_pool(tree_of(trace), blocks, order)
+def shared(trace: str, blocks: int, block_policy: str) -> PoolRow:
+    return replay_pool(tree_of(trace), blocks, block_policy)
 
 
 @cache
@@ -63,20 +63,24 @@ def own(trace: str, blocks: int, slots: int, state_blocks: float) -> PoolRow:
     return replay_slots(preorder(trace), blocks, slots, rule, state_blocks=state_blocks)
 
 
-@pytest.mark.parametrize(("trace", "blocks", "order", "rate"), PUBLISHED["shared_pool"])
-def test_hit_rates_of_one_pool(trace: str, blocks: int, order: str, rate: float) -> None:
-    row = shared(trace, blocks, order)
+@pytest.mark.parametrize(("trace", "blocks", "block_policy", "rate"), PUBLISHED["shared_pool"])
+def test_hit_rates_of_one_pool(trace: str, blocks: int, block_policy: str, rate: float) -> None:
+    row = shared(trace, blocks, block_policy)
     assert abs(row.hit_tokens / row.prompt_tokens - rate) < 0.003
 
 
 @pytest.mark.parametrize(
-    ("trace", "blocks", "order", "totals"),
-    [(*key, *pair) for key, all_ in SHARED.items() for pair in zip(ORDERS, all_, strict=True)],
+    ("trace", "blocks", "block_policy", "totals"),
+    [
+        (*key, *pair)
+        for key, all_ in SHARED.items()
+        for pair in zip(BLOCK_POLICIES, all_, strict=True)
+    ],
 )
 def test_exact_totals_of_one_pool(
-    trace: str, blocks: int, order: str, totals: tuple[int, int]
+    trace: str, blocks: int, block_policy: str, totals: tuple[int, int]
 ) -> None:
-    row = shared(trace, blocks, order)
+    row = shared(trace, blocks, block_policy)
     assert (row.hit_tokens // 512, row.missed_by_state_tokens // 512) == totals
     assert row.rejected == 0
 
@@ -123,8 +127,8 @@ def test_with_room_for_all_kv_slots_of_their_own_are_the_plain_replay() -> None:
 @pytest.mark.parametrize(
     ("admission", "every", "trace", "blocks", "totals"),
     [
-        ("dense+junctions", 32, "conversation", 32768, (42932, 3474)),
-        ("dense+junctions", 32, "agent_coding", 16384, (607792, 2314)),
+        ("dense+branch-points", 32, "conversation", 32768, (42932, 3474)),
+        ("dense+branch-points", 32, "agent_coding", 16384, (607792, 2314)),
         ("dense", 16, "agent_coding", 4096, (319417, 16672)),
         ("ends", 16, "agent_coding", 4096, (328318, 34240)),
     ],
@@ -132,5 +136,5 @@ def test_with_room_for_all_kv_slots_of_their_own_are_the_plain_replay() -> None:
 def test_exact_totals_of_other_admissions(
     admission: str, every: int, trace: str, blocks: int, totals: tuple[int, int]
 ) -> None:
-    row = replay_pool(tree_of(trace), blocks, "stock", admission, every_blocks=every)
+    row = replay_pool(tree_of(trace), blocks, "fifo", admission, every_blocks=every)
     assert (row.hit_tokens // 512, row.missed_by_state_tokens // 512) == totals

@@ -83,7 +83,7 @@ def test_the_rates_are_those_of_the_replay(folder, report):
             row = replay(make_schedule(tree, kv, "dense"), "gds", split["kept_slots"])
             assert (row.hit_tokens, row.rejected) == (split["hit_tokens"], split["rejected"])
     shown = command(
-        *("replay", folder / "agent.jsonl", "--json", "-", "--admission", "dense+junctions"),
+        *("replay", folder / "agent.jsonl", "--json", "-", "--admission", "dense+branch-points"),
         *("--pool-blocks", (12 * GIB - 8 * 3 * 544 * TOKEN) // (512 * TOKEN)),
         *("--checkpoint-slots", report["best"]["vllm"]["kept_slots"], "--policy", "gds"),
         *("--state-blocks", 20_938_752 / (512 * TOKEN)),

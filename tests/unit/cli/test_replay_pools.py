@@ -24,20 +24,20 @@ def trace(tmp_path: Path) -> Path:
     return write_trace(tmp_path / "small.jsonl", PROMPTS)
 
 
-def test_one_pool_has_a_row_for_each_order(trace: Path) -> None:
+def test_one_pool_has_a_row_for_each_block_policy(trace: Path) -> None:
     done = run("replay", trace, "--pool-blocks", "40,8", "--cost", "1,0")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[1].split()[0] == "order"
+    assert done.stdout.splitlines()[1].split()[0] == "policy"
     rows = [line.split() for line in done.stdout.splitlines()][2:]
-    assert [row[:4] for row in rows] == [
-        [order, blocks, "-", "junctions"]
+    assert [row[:3] for row in rows] == [
+        [policy, blocks, "branch-points"]
         for blocks in ("40", "8")
-        for order in ("stock", "copies", "reuse")
+        for policy in ("fifo", "duplicates", "reuse")
     ]
     rate = f"{6 / 13:.4f}"
-    assert all(row[4:] == ["5", rate, rate, "0.0", COST, "0"] for row in rows[:3])
+    assert all(row[3:] == ["5", rate, rate, "0.0", COST, "0"] for row in rows[:3])
     # A state takes 3 blocks, so a prompt of 2 needs 9: 8 serve none.
-    assert all(row[4:] == ["0", "-", "-", "-", "-", "0"] for row in rows[3:])
+    assert all(row[3:] == ["0", "-", "-", "-", "-", "0"] for row in rows[3:])
 
 
 def test_slots_of_their_own_have_a_row_for_each_policy(trace: Path) -> None:
@@ -57,7 +57,7 @@ def test_slots_of_their_own_have_a_row_for_each_policy(trace: Path) -> None:
 
 def test_the_table_of_one_pool_fits_eighty_columns(tmp_path: Path) -> None:
     # Requests of up to 131,072 tokens, in ten thousands.
-    row = replay_pool(PrefixTree.of(trace_of(PROMPTS)), 65_536, "copies")
+    row = replay_pool(PrefixTree.of(trace_of(PROMPTS)), 65_536, "duplicates")
     with (tmp_path / "t").open("w+") as file:
         Console(file=file, width=1_000).print(pool_table([large(row)]))
     assert max(map(len, (tmp_path / "t").read_text().splitlines())) <= 80
@@ -72,13 +72,13 @@ def large(row: PoolRow) -> PoolRow:
 def test_the_json_of_one_pool(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     done = run(
-        *("replay", trace, "--pool-blocks", 12, "--order", "reuse", "--queue-ratio", "2"),
+        *("replay", trace, "--pool-blocks", 12, "--block-policy", "reuse"),
         *("--state-blocks", "1", "--admission", "dense", "--chunk", 1024, "--limit", 4),
         *("--cost", "1,0", "--json", out),
     )
     assert done.returncode == 0, done.stderr
     tree = PrefixTree.of(trace_of(PROMPTS[:4]))
-    row = replay_pool(tree, 12, "reuse", "dense", 1, 2, 2, statecache.CostModel(1, 0))
+    row = replay_pool(tree, 12, "reuse", "dense", 1, 2, statecache.CostModel(1, 0))
     assert json.loads(out.read_bytes()) == {
         "schema": "statecache.pool-replay/1",
         "version": statecache.__version__,
@@ -90,12 +90,13 @@ def test_the_json_of_one_pool(trace: Path, tmp_path: Path) -> None:
         "settings": {
             "pool_blocks": [12],
             "state_blocks": 1.0,
+            "block_policies": ["reuse"],
             "orders": ["reuse"],
             "checkpoint_slots": None,
             "policies": None,
             "admissions": ["dense"],
             "interior_weight": None,
-            "queue_ratio": 2.0,
+            "queue_ratio": None,
             "chunk_tokens": 1024,
             "limit": 4,
             "cost": {"linear": 1.0, "quadratic": 0.0},
@@ -104,6 +105,7 @@ def test_the_json_of_one_pool(trace: Path, tmp_path: Path) -> None:
             {
                 "pool_blocks": 12,
                 "state_blocks": 1,
+                "block_policy": "reuse",
                 "order": "reuse",
                 "checkpoint_slots": None,
                 "policy": None,
@@ -124,54 +126,70 @@ def test_the_json_of_one_pool(trace: Path, tmp_path: Path) -> None:
 def test_the_json_of_slots_of_their_own(trace: Path) -> None:
     done = run(
         *("replay", trace, "--pool-blocks", 9, "--checkpoint-slots", 2, "--state-blocks", 1.58),
-        *("--policy", "gds", "--interior-weight", "0.2", "--queue-ratio", "2", "--json", "-"),
+        *("--policy", "gds", "--json", "-"),
     )
     document = json.loads(done.stdout)
     settings = document["settings"]
-    assert (settings["orders"], settings["policies"]) == (None, ["gds"])
-    assert (settings["interior_weight"], settings["queue_ratio"]) == (0.2, 2.0)
+    assert (settings["block_policies"], settings["policies"]) == (None, ["gds"])
     tree = PreorderTree.of(PrefixTree.of(trace_of(PROMPTS)))
-    row = replay_slots(tree, 9, 2, SlotRule("gds", 0.2, 2), state_blocks=1.58)
+    row = replay_slots(tree, 9, 2, SlotRule("gds"), state_blocks=1.58)
     assert document["rows"][0]["hit_tokens"] == row.hit_tokens
     assert (row.checkpoint_slots, row.policy, row.state_blocks) == (2, "gds", 1.58)
     assert document["rows"][0]["evicted_states"] == row.evicted_states > 0
 
 
+def test_old_names_work_and_say_so_once(trace: Path) -> None:
+    pool = ("replay", trace, "--pool-blocks", "40", "--json", "-")
+    old = run(*pool, "--order", "copies,stock,copies", "--admission", "junctions,dense+junctions")
+    new = run(
+        *(*pool, "--block-policy", "duplicates,fifo"),
+        *("--admission", "branch-points,dense+branch-points"),
+    )
+    assert (old.stdout, new.stderr) == (new.stdout, "")
+    assert [line.partition(";")[0] for line in old.stderr.splitlines()] == [
+        "statecache: --order is now --block-policy",
+        "statecache: --block-policy copies is now --block-policy duplicates",
+        "statecache: --block-policy stock is now --block-policy fifo",
+        "statecache: --admission junctions is now --admission branch-points",
+        "statecache: --admission dense+junctions is now --admission dense+branch-points",
+    ]
+
+
 POOL = ["--pool-blocks", "100"]
 APART = [*POOL, "--checkpoint-slots", "4"]
 BAD = {
+    "block policy alone": (["--block-policy", "reuse"], "--block-policy: describes a pool of"),
     "order alone": (["--order", "reuse"], "--order: describes a pool of blocks"),
     "slots alone": (["--checkpoint-slots", "4"], "--checkpoint-slots: describes a pool of"),
-    "ratio alone": (["--queue-ratio", "2"], "--queue-ratio: describes a pool of blocks"),
     "pool 0": (["--pool-blocks", "0"], "--pool-blocks: '0' is no whole number from 1 up"),
     "pool huge": (["--pool-blocks", "99999999999"], "--pool-blocks: 99999999999 is above"),
     "with slots": ([*POOL, "--slots", "4"], "--slots: has no place in --pool-blocks"),
     "with kv": ([*POOL, "--kv-tokens", "4096"], "--kv-tokens: --pool-blocks says how much KV"),
     "with plot": ([*POOL, "--plot", "x.png"], "--plot: draws hit rate over --slots"),
     "policy": ([*POOL, "--policy", "gds"], "--policy: rules slots of their own: give --check"),
-    "weight": ([*POOL, "--interior-weight", "0.2"], "--interior-weight: weighs slots of their"),
     "half a block": ([*POOL, "--state-blocks", "1.5"], "--state-blocks: 1.5 is no whole number"),
     "no block": ([*POOL, "--state-blocks", "0"], "--state-blocks: 0 is no number above 0"),
     "block text": ([*POOL, "--state-blocks", "big"], "--state-blocks"),
-    "unknown order": ([*POOL, "--order", "lru"], "--order: unknown order 'lru': use stock, cop"),
-    "admission": ([*POOL, "--admission", "all"], "--admission: unknown admission 'all': use jun"),
-    "no ratio": (
-        [*POOL, "--order", "stock,copies", "--queue-ratio", "2"],
-        "--queue-ratio: is one of the order reuse",
+    "unknown block policy": (
+        [*POOL, "--block-policy", "lru"],
+        "--block-policy: unknown block policy 'lru': use fifo, duplicates, reuse",
     ),
-    "ratio nan": ([*POOL, "--queue-ratio", "nan"], "--queue-ratio: nan is no number above 0"),
-    "both": ([*APART, "--order", "reuse"], "--order: orders a pool without --checkpoint-slots"),
+    "old and new": (
+        [*POOL, "--block-policy", "reuse", "--order", "reuse"],
+        "--order: is what --block-policy was called",
+    ),
+    "admission": ([*POOL, "--admission", "all"], "--admission: unknown admission 'all': use bran"),
+    "both": ([*APART, "--block-policy", "reuse"], "--block-policy: orders a pool without --check"),
     "clairvoyant": ([*APART, "--policy", "clairvoyant"], "--policy: unknown policy 'clairvoyant'"),
-    "lru weighed": (
-        [*APART, "--policy", "lru", "--interior-weight", "0.2"],
-        "--interior-weight: weighs gains, which lru has none of",
-    ),
-    "weight 2": ([*APART, "--interior-weight", "2"], "--interior-weight: 2 is no number from 0"),
     "no room": (
         [*POOL, "--checkpoint-slots", "4,50", "--state-blocks", "2"],
         "--checkpoint-slots: 50 slots of 2 blocks leave none of 100 to KV",
     ),
-    "no pool": (["--admission", "junctions"], "--admission: unknown admission 'junctions'"),
+    "no pool": (["--admission", "branch-points"], "--admission: unknown admission 'branch-poin"),
+    "no pool, old name": (
+        ["--admission", "junctions"],
+        "--admission: unknown admission 'junctions'",
+    ),
 }
 
 

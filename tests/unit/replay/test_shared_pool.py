@@ -52,16 +52,16 @@ def test_a_state_with_a_part_gone_serves_nothing() -> None:
 
 def test_a_junction_keeps_a_state_where_the_resident_kv_ends() -> None:
     # abq finds ab, but no state there: it sets one at the junction, which abz resumes from.
-    assert Shared(40, admission="junctions").play("abc abq abz") == [(0, 0), (2, 0), (2, 2)]
+    assert Shared(40, admission="branch-points").play("abc abq abz") == [(0, 0), (2, 0), (2, 2)]
     assert Shared(40, admission="ends").play("abc abq abz") == [(0, 0), (2, 0), (2, 0)]
 
 
 def test_dense_keeps_states_at_multiples_and_the_end() -> None:
     # Every 2: abcde leaves states at 2, 4, 5. abcx reaches 3 and resumes at 2.
     assert Shared(40, admission="dense").play("abcde abcx abcdy") == [(0, 0), (3, 2), (4, 4)]
-    # dense leaves none at the junction 3, dense+junctions does.
+    # dense leaves none at the branch point 3, dense+branch-points does.
     assert Shared(40, admission="dense").play("abcde abcx abcz")[-1] == (3, 2)
-    assert Shared(40, admission="dense+junctions").play("abcde abcx abcz")[-1] == (3, 3)
+    assert Shared(40, admission="dense+branch-points").play("abcde abcx abcz")[-1] == (3, 3)
 
 
 # Copies.
@@ -69,7 +69,7 @@ def test_dense_keeps_states_at_multiples_and_the_end() -> None:
 
 def test_without_deduplication_a_missed_region_is_there_twice() -> None:
     # abc: KV 0 1 2, state 3, rest 4, running 5; 5 4 6 .. 11 have no key, then 3 2 1 0.
-    # abq resumes from nothing: KV 5 4 6, state 7, rest 8, running 9. In stock order all stay where
+    # abq resumes from nothing: KV 5 4 6, state 7, rest 8, running 9. With fifo all stay where
     # they are let go: state 7, q 6, second b 4, second a 5.
     pool = Shared(12)
     pool.play("abc abq")
@@ -77,26 +77,26 @@ def test_without_deduplication_a_missed_region_is_there_twice() -> None:
 
 
 def test_of_two_copies_the_one_let_go_first_goes_first() -> None:
-    # As above; b 1 and a 0 become copies when 4 and 5 come back.
-    pool = Shared(12, "copies")
+    # As above; b 1 and a 0 become duplicates when 4 and 5 come back.
+    pool = Shared(12, "duplicates")
     pool.play("abc abq")
     assert pool.free_blocks() == [9, 8, 10, 11, 1, 0, 3, 2, 7, 6, 4, 5]
 
 
 def test_a_copy_goes_first_while_another_one_is_in_use() -> None:
-    pool = Shared(12, "copies").driver.pool
-    first, second, third = pool.allocate(3, proven=False)
+    pool = Shared(12, "duplicates").driver.pool
+    first, second, third = pool.allocate(3, protected=False)
     for block in (first, second):
         pool.cache(block, 7)
     pool.cache(third, 8)
     pool.free([third, second])  # first is in use
-    assert pool.order.free_blocks()[-2:] == [second, third]
+    assert pool.policy.free_blocks()[-2:] == [second, third]
     # In use, the copy that is hit is the first one cached: the free one stays a copy.
     assert pool.hit(7) == first
     pool.free([first])
-    assert pool.order.free_blocks()[-2:] == [second, third]
+    assert pool.policy.free_blocks()[-2:] == [second, third]
     pool.free([first])  # the last use: first is kept in its own right, at the end
-    assert pool.order.free_blocks()[-3:] == [second, third, first]
+    assert pool.policy.free_blocks()[-3:] == [second, third, first]
 
 
 # Reuse.
@@ -105,24 +105,25 @@ PRESSURE = "abcd abcde xy pq abcdef"
 
 
 @pytest.mark.parametrize(
-    ("order", "ratio", "last"),
-    [("stock", None, (4, 0)), ("reuse", 1, (4, 0)), ("reuse", 4, (5, 5)), ("reuse", None, (4, 0))],
+    ("block_policy", "ratio", "last"),
+    [("fifo", None, (4, 0)), ("reuse", 1, (4, 0)), ("reuse", 4, (5, 5)), ("reuse", None, (4, 0))],
 )
 def test_what_was_reused_outlives_what_was_not(
-    order: str, ratio: int | None, last: tuple[int, int]
+    block_policy: str, ratio: int | None, last: tuple[int, int]
 ) -> None:
-    # 12 blocks. abcd: KV 0-3, state 4, rest 5, running 6. abcde resumes from 4 of 5 blocks: proven
+    # 12 blocks. abcd: KV 0-3, state 4, rest 5, running 6. abcde resumes from 4 of 5: protected
     # are 0-3 and 4, which it hit, and e 6 and state 5. xy takes 8 7, state 9, rest 10, running 11.
-    # pq finds 11 10 without a key and takes three more. Stock: the oldest, states 4 and 5, and
-    # e 6. Reuse at pq, the fourth lookup: proven blocks were let go at the second, age 3, xy's at
-    # the third, age 2. At a ratio of 1 (where learning starts) the proven are older; at 4 xy's go.
-    assert Shared(12, order, ratio=ratio).play(PRESSURE)[-1] == last
+    # pq finds 11 10 without a key and takes three more. Fifo: the oldest, states 4 and 5, and
+    # e 6. Reuse at pq, the fourth lookup: protected ones were let go at the second, age 3, xy's at
+    # the third, age 2. At a ratio of 1 (where learning starts) protected ones are older; at 4 xy's
+    # go.
+    assert Shared(12, block_policy, ratio=ratio).play(PRESSURE)[-1] == last
 
 
-def test_a_request_that_resumed_from_less_than_three_quarters_proves_only_what_it_hit() -> None:
-    # abc resumes from 2 of 3, 4 * 2 < 3 * 3: its own c and state are unproven and go before xy's
+def test_a_request_that_resumed_from_less_than_three_quarters_protects_only_what_it_hit() -> None:
+    # abc resumes from 2 of 3, 4 * 2 < 3 * 3: its c and state are on probation and go before xy's
     # at any ratio, ab and its state do not. 10 blocks: ab 0 1, state 2, rest 3, running 4;
-    # abc: c 4, state 3, rest 5, running 6; lets go: 6 5 7 8 9 / proven 2 1 0 / unproven 3 4.
+    # abc: c 4, state 3, rest 5, running 6; lets go: 6 5 7 8 9 / protected 2 1 0 / probation 3 4.
     pool = Shared(10, "reuse", ratio=4)
     assert pool.play("ab abc") == [(0, 0), (2, 2)]
     assert pool.free_blocks() == [6, 5, 7, 8, 9, 2, 1, 0, 3, 4]
@@ -134,41 +135,41 @@ def test_at_equal_ages_the_unproven_go() -> None:
     assert Shared(10, "reuse", ratio=1).play("ab abc wxyz abq")[-1] == (2, 2)
 
 
-def order_of_four() -> ReuseBlockPolicy:
+def policy_of_four() -> ReuseBlockPolicy:
     return ReuseBlockPolicy(4, {}, [0] * 4)
 
 
-def lose(order: ReuseBlockPolicy, key: int, *, proven: bool) -> None:
-    block = order.take()
-    order.computed(block, proven=proven)
-    order.lost(block, key)
-    order.give_bare(block)
+def lose(policy: ReuseBlockPolicy, key: int, *, protected: bool) -> None:
+    block = policy.take()
+    policy.computed(block, protected=protected)
+    policy.lost(block, key)
+    policy.give_bare(block)
 
 
 def test_the_ratio_rises_when_proven_kv_is_asked_for_again_and_falls_when_fresh_is() -> None:
-    order = order_of_four()
-    lose(order, 7, proven=True)
-    order.looked_up([7])
+    policy = policy_of_four()
+    lose(policy, 7, protected=True)
+    policy.looked_up([7])
     for _ in range(62):
-        order.looked_up([])
-    assert order.ratio == 1
-    order.looked_up([])  # the 64th: proven KV was asked for again, nothing unproven was dropped
-    assert order.ratio * 5 == 7
-    lose(order, 8, proven=False)
-    order.looked_up([8])
+        policy.looked_up([])
+    assert policy.ratio == 1
+    policy.looked_up([])  # the 64th: protected KV was asked for, nothing on probation was dropped
+    assert policy.ratio * 5 == 7
+    lose(policy, 8, protected=False)
+    policy.looked_up([8])
     for _ in range(63):
-        order.looked_up([])
-    assert order.ratio == 1  # nothing proven was dropped since (1 // 2 = 0 is left of before)
+        policy.looked_up([])
+    assert policy.ratio == 1  # nothing protected was dropped since (1 // 2 = 0 is left of before)
 
 
 def test_what_was_dropped_as_many_blocks_ago_as_the_pool_has_is_forgotten() -> None:
-    order = order_of_four()
-    lose(order, 7, proven=True)
+    policy = policy_of_four()
+    lose(policy, 7, protected=True)
     for _ in range(4):
-        order.give_bare(order.take())
+        policy.give_bare(policy.take())
     for _ in range(64):
-        order.looked_up([7])
-    assert order.ratio == 1
+        policy.looked_up([7])
+    assert policy.ratio == 1
 
 
 # What a request holds.
@@ -201,7 +202,7 @@ def test_a_request_too_large_is_rejected_and_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"order": "fifo"}, "unknown order 'fifo'"),
+        ({"block_policy": "lifo"}, "unknown block policy 'lifo'"),
         ({"admission": "all"}, "unknown admission 'all'"),
         ({"blocks": 0}, "pool-blocks is 0"),
         ({"state_blocks": 0}, "state-blocks is 0"),

@@ -44,8 +44,10 @@ def test_kv_that_no_state_makes_usable_goes_first(policy: str, last: tuple[int, 
 
 
 @pytest.mark.parametrize(("ratio", "last"), [(1, (4, 4)), (2, (5, 5))])
-def test_of_leaves_with_states_the_unproven_go_sooner(ratio: int, last: tuple[int, int]) -> None:
-    # 7 blocks. abcde resumes from 4 of 5: its state is proven. At p, the fourth request, the leaves
+def test_of_leaves_with_states_those_on_probation_go_sooner(
+    ratio: int, last: tuple[int, int]
+) -> None:
+    # 7 blocks. abcde resumes from 4 of 5: its state is protected. At p, the fourth request, leaves
     # are e, used in the second, age 3, and y, age 2. At a ratio of 2 y goes, as if of age 4.
     served, evicted = play_slots("abcd abcde xy p abcdef", kv_blocks=7, slots=9, ratio=ratio)
     assert served[-1] == last
@@ -59,10 +61,10 @@ def test_at_equal_ages_the_least_recently_used_goes() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "last"), [(1, (1, 0)), (2, (2, 2))])
-def test_a_point_once_resumed_from_is_proven(ratio: int, last: tuple[int, int]) -> None:
-    # 5 blocks. abc resumes from 2 of 3: its own state is unproven, that of ab is proven by the hit.
-    # p drops c, the older of two unproven leaves; so b is a leaf. At q, the fifth request, b, used
-    # in the second, has age 4, and y 3, which counts as 6 at a ratio of 2.
+def test_a_point_once_resumed_from_is_protected(ratio: int, last: tuple[int, int]) -> None:
+    # 5 blocks. abc resumes from 2 of 3: its own state is on probation, the hit protects that of ab.
+    # At p c goes, the older of two leaves on probation; so b is a leaf. At q, the fifth request, b,
+    # used in the second, has age 4, and y 3, which counts as 6 at a ratio of 2.
     served, _ = play_slots("ab abc xy p q abz", kv_blocks=5, slots=9, ratio=ratio)
     assert served[-1] == last
 
@@ -70,7 +72,7 @@ def test_a_point_once_resumed_from_is_proven(ratio: int, last: tuple[int, int]) 
 def test_a_point_once_resumed_from_stays_proven_when_its_kv_was_gone() -> None:
     # 6 blocks. uvwxyz drops abc; the second ab resumes from nothing and sets its state again. p, q,
     # r and s drop what is left of uvwxyz. At t, the ninth request, only leaves with states are
-    # left: b, proven, used in the fourth, has age 6, and p 5, which counts as 10. So p goes.
+    # left: b, protected, used in the fourth, has age 6, and p 5, which counts as 10. So p goes.
     served, _ = play_slots("ab abc uvwxyz ab p q r s t abm", kv_blocks=6, slots=9, ratio=2)
     assert served[-1] == (2, 2)
 

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from statecache.ab.results import Played, Served
-from statecache.replay.block_policies import make_order
+from statecache.replay.block_policies import make_block_policy
 from statecache.replay.kv_residency import kv_timeline
 from statecache.replay.prefix_tree import PrefixTree
 from statecache.replay.schedule import make_schedule
@@ -78,7 +78,9 @@ class TraceReplay:
 
     def _play_shared(self, arm: Arm) -> Played:
         points = Points.of(arm.admission, arm.chunk // BLOCK_TOKENS)
-        pool = SharedPool(arm.pool_blocks, int(arm.state_blocks), make_order(arm.policy), points)
+        pool = SharedPool(
+            arm.pool_blocks, int(arm.state_blocks), make_block_policy(arm.policy), points
+        )
         served = []
         for path in self._tree.paths:
             found = pool.serve(path)
