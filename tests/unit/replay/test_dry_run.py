@@ -50,7 +50,7 @@ def test_alone_it_writes_nothing_and_says_what_it_leaves_out(tmp_path, monkeypat
     caplog.set_level(logging.INFO)
     monkeypatch.chdir(tmp_path)
     reports = []
-    asked = settings(int8=True, int8_slots=3)
+    asked = settings(checkpoints="int8", checkpoint_slots=3)
     shadow, observe = begin(3, 40 * 512, asked, LOG, lambda: reports.append(1))
     serve(TraceRecorder(None, 1, LOG, observe=observe), 7)
     assert shadow.sample()["dry_run_requests"] == 7
