@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from golden.excerpt_totals import LEARNED, SLOTS, Cell, cells, plain_totals
+from statecache.replay.block_policies import block_policy_names
 from statecache.replay.block_pools import SlotRule, replay_pool, replay_slots
 from statecache.replay.prefix_tree import PreorderTree
 from statecache.replay.state_slots import replay
@@ -78,7 +79,7 @@ def test_with_room_for_all_kv_slots_of_their_own_are_the_plain_replay(trace: str
 @pytest.mark.parametrize("trace", NAMES)
 def test_with_room_for_all_a_pool_of_blocks_keeps_all_states(trace: str, admission: str) -> None:
     unlimited = replay(schedule_of(trace, admission, EXCERPTS), "lru", ROOMY)
-    for order in ("stock", "copies", "reuse"):
-        row = replay_pool(tree_of(trace, EXCERPTS), ROOMY, order, admission, every_blocks=16)
-        assert row.hit_tokens == unlimited.hit_tokens, order
-        assert row.missed_by_state_tokens == unlimited.missed_by_state_tokens, order
+    for name in block_policy_names():
+        row = replay_pool(tree_of(trace, EXCERPTS), ROOMY, name, admission, every_blocks=16)
+        assert row.hit_tokens == unlimited.hit_tokens, name
+        assert row.missed_by_state_tokens == unlimited.missed_by_state_tokens, name

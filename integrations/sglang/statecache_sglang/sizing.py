@@ -31,9 +31,13 @@ class SglangSplits(EngineSplits):
             return super().split(kind, share)
         one = self.kept[kind]
         slots = self.free * share // 100 // one - 1
-        return self.played(kind, share, slots, self.free - (slots + 1) * one) if slots > 0 else None
+        return (
+            self.play_split(kind, share, slots, self.free - (slots + 1) * one)
+            if slots > 0
+            else None
+        )
 
-    def played(self, kind: str, share: int, slots: int, kv_bytes: int) -> Split | None:
+    def play_split(self, kind: str, share: int, slots: int, kv_bytes: int) -> Split | None:
         """Play the split: KV by tokens, the index rules the slots."""
         tokens = self.kv_tokens(kv_bytes)
         if tokens < BLOCK_TOKENS:
@@ -53,4 +57,4 @@ class SglangSplits(EngineSplits):
         flags += [f"--tp-size {demand.ranks}"] if demand.ranks > 1 else []
         flags += ["--kv-cache-dtype fp8_e4m3"] if demand.kv_dtype == "fp8" else []
         flags += [f"--mamba-ssm-dtype {demand.state_dtype}"] if demand.state_dtype else []
-        return self.made(kind, share, slots, kv_bytes, row.hit_tokens, row.rejected, flags)
+        return self.build_split(kind, share, slots, kv_bytes, row.hit_tokens, row.rejected, flags)

@@ -38,8 +38,8 @@ def settle_interval(
     """Set after how many tokens vLLM keeps a state; never denser than the user's own setting.
 
     `prefix_cache_retention_interval` of vLLM 0.32: None keeps every one, 0 only prompt ends and
-    junctions. The block size is known only now: vLLM enlarges it for a hybrid model after it has
-    made its configuration. Returns the interval in force, 0 for none.
+    branch points. The block size is known only now: vLLM enlarges it for a hybrid model after it
+    has made its configuration. Returns the interval in force, 0 for none.
     """
     block = math.lcm(*(g.kv_cache_spec.block_size for g in kv_cache_config.kv_cache_groups))
     wanted = settings.checkpoint_interval

@@ -87,11 +87,13 @@ class VllmSplits(EngineSplits):
             )
         state = max(1, round(self.blocks_a_state * self.block / BLOCK_TOKENS))
         every = self.demand.chunk_tokens // BLOCK_TOKENS
-        row = replay_pool(self.tree, pool, "reuse", "junctions", state, every)
-        yield self.made("shared", 0, None, self.free, row.hit_tokens, row.rejected, self.flags())
+        row = replay_pool(self.tree, pool, "reuse", "branch-points", state, every)
+        yield self.build_split(
+            "shared", 0, None, self.free, row.hit_tokens, row.rejected, self.flags()
+        )
         yield from super().splits()
 
-    def played(self, kind: str, share: int, slots: int, kv_bytes: int) -> Split | None:
+    def play_split(self, kind: str, share: int, slots: int, kv_bytes: int) -> Split | None:
         """Play the split: KV by tokens, the index rules the slots."""
         block = BLOCK_TOKENS * self.kv_token
         pool, state = self.free // block, self.kept[kind] / block
@@ -102,13 +104,13 @@ class VllmSplits(EngineSplits):
             pool,
             slots,
             SlotRule(),
-            "dense+junctions",
+            "dense+branch-points",
             state,
             self.demand.chunk_tokens // BLOCK_TOKENS,
         )
         keep = f"--statecache-checkpoints {kind} --statecache-checkpoint-slots {slots}"
         flags = [*self.flags(), keep]
-        return self.made(kind, share, slots, kv_bytes, row.hit_tokens, row.rejected, flags)
+        return self.build_split(kind, share, slots, kv_bytes, row.hit_tokens, row.rejected, flags)
 
     def flags(self) -> list[str]:
         """Return the flags of every split."""

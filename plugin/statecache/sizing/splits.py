@@ -156,9 +156,9 @@ class EngineSplits:
         """Return the split with this share, None if it keeps no state or no KV."""
         slots = self.free * share // 100 // self.kept[kind]
         left = self.free - slots * self.kept[kind]
-        return self.played(kind, share, slots, left) if slots > 0 else None
+        return self.play_split(kind, share, slots, left) if slots > 0 else None
 
-    def played(self, kind: str, share: int, slots: int, kv_bytes: int) -> Split | None:
+    def play_split(self, kind: str, share: int, slots: int, kv_bytes: int) -> Split | None:
         """Play the split with so many slots for states kept as `kind` says; None without room."""
         raise NotImplementedError
 
@@ -167,7 +167,7 @@ class EngineSplits:
         block = self.demand.block_tokens or 1
         return kv_bytes // (block * self.kv_token) * block
 
-    def made(
+    def build_split(
         self,
         kind: str,
         share: int,

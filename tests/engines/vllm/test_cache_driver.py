@@ -36,7 +36,7 @@ def test_with_a_state_at_each_block_and_memory_for_all_hits_are_those_of_the_rep
 
 
 def test_an_arm_leaves_nothing_behind_for_the_next():
-    stock = {"pool": "shared", "policy": "stock", "admission": "junctions", **SCARCE}
+    stock = {"pool": "shared", "policy": "stock", "admission": "branch-points", **SCARCE}
     before = played(**stock)
     pooled = played(pool="int8", policy="gds", **SCARCE)
     assert pooled.evicted_states > 0
@@ -54,7 +54,7 @@ def test_learned_chooses_otherwise_and_hits_more_than_lru_where_slots_are_few():
 
 def test_what_cannot_fit_is_rejected():
     few = {"engine": "vllm", "slots": 1, "kv_tokens": 40 * 512}
-    for one in played(pool="shared", policy="stock", admission="junctions", **few).served:
+    for one in played(pool="shared", policy="stock", admission="branch-points", **few).served:
         assert one.rejected == (one.prompt_tokens > 35 * 512)
         assert one.hit_tokens <= one.resident_tokens < one.prompt_tokens
 

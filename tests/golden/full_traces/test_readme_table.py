@@ -6,7 +6,7 @@ from support.recorded import recorded_schedule
 
 
 def test_recorded_workload() -> None:
-    table = table_after("and a recorded one")
+    table = table_after("And a recorded one")
     assert len(table) == 6
     schedule = recorded_schedule("agent_coding", "dense")
     for column, policy in ((1, "lru"), (2, "gds"), (3, "learned"), (4, "clairvoyant")):
