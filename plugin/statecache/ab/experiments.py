@@ -70,7 +70,6 @@ _KV_TOKENS = 2_969_600
 _ROUND_KV_TOKENS = 768 * 3 * 512  # a round of the most prefixes, each with an end of its own
 _AMPLE_KV_TOKENS = 512 * 2**20
 _BEST_SHARED = "reuse"
-_BRANCH_POINTS = ("branch-points", "junctions")
 
 
 def engines_of(name: str) -> tuple[str, ...]:
@@ -257,9 +256,7 @@ def _own_pool(engine: str) -> dict[str, Any]:
     """Return where an engine keeps states by itself."""
     if "shared" not in _pools(engine):
         return {"engine": engine, "pool": "native"}
-    known = admissions_of(engine, "shared")
-    admission = next(name for name in _BRANCH_POINTS if name in known)
-    return {"engine": engine, "pool": "shared", "admission": admission}
+    return {"engine": engine, "pool": "shared", "admission": "branch-points"}
 
 
 def _tenth_for_states(blocks: int) -> dict[str, Any]:
