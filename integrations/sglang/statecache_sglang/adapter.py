@@ -10,15 +10,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from statecache_sglang import seams
+from statecache_sglang.seams import server_args as arguments
 
 if TYPE_CHECKING:
     import argparse
 
     from statecache.engine.settings import Settings
     from statecache_sglang.install import Installed
+    from statecache_sglang.views import (
+        ServerArguments,
+    )
 
 # As statecache.engine.settings.CONFIG_VARIABLE, which must not be imported while the plugin is off.
 _CONFIG = "STATECACHE_CONFIG"
@@ -38,14 +41,14 @@ def register() -> None:
     """
     global _hooked
     if not _hooked:
-        seams.hook_server_args(_add_cli_args, _from_cli_args, _before_resolution)
+        arguments.hook_server_args(_add_cli_args, _from_cli_args, _before_resolution)
         _hooked = True
-    seams.hook_engine_arguments(_engine_arguments)
+    arguments.hook_engine_arguments(_engine_arguments)
     if os.environ.get(_CONFIG) and _SCHEDULER in sys.modules:
         switch({})
 
 
-def switch(given: dict[str, Any]) -> Settings:
+def switch(given: dict[str, object]) -> Settings:
     """Settle the settings from what was given and the environment; install if they say so.
 
     Once on, the plugin stays on for every later engine of this process, unless that one gives
@@ -81,14 +84,14 @@ def switch(given: dict[str, Any]) -> Settings:
     return settings
 
 
-def _add_cli_args(_result: Any, *args: Any) -> None:
+def _add_cli_args(_result: object, *args: argparse.ArgumentParser) -> None:
     from statecache.engine.settings import add_flags
     from statecache_sglang.spec import SPEC
 
     add_flags(args[-1], SPEC)
 
 
-def _from_cli_args(original: Callable[..., Any], cls: Any, args: argparse.Namespace) -> Any:
+def _from_cli_args(original: Callable[..., object], cls: type, args: argparse.Namespace) -> object:
     from statecache.engine.settings import given_on
 
     given = given_on(args)
@@ -97,8 +100,8 @@ def _from_cli_args(original: Callable[..., Any], cls: Any, args: argparse.Namesp
     return original(cls, args)
 
 
-def _before_resolution(server_args: Any, *_args: Any, **_kwargs: Any) -> None:
-    if not os.environ.get(_CONFIG) or seams.is_resolved(server_args):
+def _before_resolution(server_args: ServerArguments, *_args: object, **_kwargs: object) -> None:
+    if not os.environ.get(_CONFIG) or arguments.is_resolved(server_args):
         return
     settings = switch({})
     if settings.enabled:
@@ -106,16 +109,16 @@ def _before_resolution(server_args: Any, *_args: Any, **_kwargs: Any) -> None:
 
         refuse(server_args, settings)
         if settings.in_force.checkpoints is not None:
-            seams.ask_for_int8(server_args, settings.checkpoint_slots)
+            arguments.request_int8_pool(server_args, settings.checkpoint_slots)
 
 
-def _engine_arguments(original: Callable[..., Any], **kwargs: Any) -> Any:
+def _engine_arguments(original: Callable[..., object], **kwargs: object) -> object:
     given = _take_own(kwargs)
     if given:
         switch(given)
     return original(**kwargs)
 
 
-def _take_own(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _take_own(kwargs: dict[str, object]) -> dict[str, object]:
     names = [name for name in kwargs if name == "kv_cache_plugin" or name.startswith("statecache_")]
     return {name.removeprefix("statecache_"): kwargs.pop(name) for name in names}

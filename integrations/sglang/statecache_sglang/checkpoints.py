@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from statecache.engine.settings import Settings, flag_of
+from statecache.engine.settings import flag_of
 from statecache.errors import escape_control_chars, exit_engine
-from statecache_sglang import pool_seams
-from statecache_sglang.seams import Patch
+from statecache_sglang.pool_views import Configurator, RequestPool, Tensor
+from statecache_sglang.seams import slots as state_slots
+from statecache_sglang.views import (
+    TreeCache,
+)
+
+__all__ = [
+    "CheckpointMemory",
+    "CheckpointSlots",
+    "evict_no_checkpoints",
+    "no_own_pool",
+    "slots_beside",
+]
 
 _log = logging.getLogger("statecache.sglang")
 _GIB = 1 << 30
 
 # Torch is the engine's, and not there where this package is only checked.
 torch: Any = import_module("torch")
-Tensor = Any
 
 
 def _library() -> Any:
@@ -33,9 +44,9 @@ class CheckpointSlots:
     they are given, and a store waits for its report.
     """
 
-    def __init__(self, pool: Any, slots: int) -> None:
+    def __init__(self, pool: RequestPool, slots: int) -> None:
         self._active = _active_state(pool)
-        self._device = pool_seams.device_of(pool)
+        self._device = state_slots.device_of(pool)
         self._pool = _library().CheckpointPool(self._active, slots, reserve_slot_zero=True)
         self.num_slots = slots
         self.refused = self.stored = self.restored = self.failed = 0
@@ -67,7 +78,7 @@ class CheckpointSlots:
         """Return the bytes of one state at rest."""
         return int(self._pool.bytes_per_state)
 
-    def store_from_active(self, _pool: Any, active_slots: Tensor, slots: Tensor) -> None:
+    def store_from_active(self, _pool: object, active_slots: Tensor, slots: Tensor) -> None:
         """Quantise active states into slots; ask `was_refused` afterwards.
 
         A store that fails keeps nothing, as one that is refused does: the states are not cached.
@@ -90,55 +101,89 @@ class CheckpointSlots:
         """Whether the last store kept nothing in these slots (NaN or Inf) and freed them."""
         return not self._refused.isdisjoint(slots.tolist())
 
-    def load_to_active(self, _pool: Any, slots: Tensor, active_slots: Tensor) -> None:
+    def load_to_active(self, _pool: object, slots: Tensor, active_slots: Tensor) -> None:
         """Bring states back into active slots."""
         self.restored += len(slots)
         self._pool.load(slots.tolist(), self._active, active_slots)
 
 
-def patches(settings: Settings) -> tuple[Patch, ...]:
-    """Return what puts the pool in place, counts its bytes and keeps its states."""
-    _library()
-    asked = settings.checkpoint_slots
+class CheckpointMemory:
+    """A pool of `slots` states, built beside those of running requests; None: of as many bytes."""
 
-    def make(pool: Any) -> CheckpointSlots:
-        slots = slots_beside(pool) if asked is None else asked
+    def __init__(self, slots: int | None) -> None:
+        _library()
+        self._slots = slots
+
+    def build_beside(
+        self,
+        original: Callable[..., None],
+        pool: RequestPool,
+        *args: object,
+        **kwargs: object,
+    ) -> None:
+        """Around `HybridReqToTokenPool._init_mamba_pool`: cached states live in the plugin's pool.
+
+        Memory that cannot be had stops the process.
+        """
+        original(pool, *args, **kwargs)
+        slots = slots_beside(pool) if self._slots is None else self._slots
         try:
-            made = CheckpointSlots(pool, slots)
+            checkpoints = CheckpointSlots(pool, slots)
         except (MemoryError, RuntimeError, _library().PoolDoesNotFitError) as error:
             exit_engine(
                 f"no memory for an int8 checkpoint pool of {slots} states:"
-                f" {escape_control_chars(str(error))}: lower {flag_of('int8_slots')}"
+                f" {escape_control_chars(str(error))}: lower {flag_of('checkpoint_slots')}"
             )
+        state_slots.set_checkpoint_pool(pool, checkpoints)
         _log.info(
             "statecache: int8 checkpoint pool of %d states, %d bytes",
-            made.num_slots,
-            made.mem_usage_bytes(),
+            checkpoints.num_slots,
+            checkpoints.mem_usage_bytes(),
         )
-        return made
 
-    def take_off(configurator: Any, rest_gib: float) -> float:
+    def take_off_budget(
+        self, original: Callable[..., object], configurator: Configurator, rest_gib: float
+    ) -> object:
+        """Around `KVCacheConfigurator._handle_max_mamba_cache`: without the bytes of the pool.
+
+        A pool that leaves nothing for states and KV stops the process.
+        """
         rest = int(rest_gib * _GIB)
-        if asked is None:
+        if self._slots is None:
             needed = _bytes_of_states(configurator, rest)
             what = f"{flag_of('checkpoints')} int8"
         else:
-            needed = _bytes_of(configurator, asked)
-            what = f"{flag_of('checkpoint_slots')} {asked}"
+            needed = _bytes_of(configurator, self._slots)
+            what = f"{flag_of('checkpoint_slots')} {self._slots}"
         if needed >= rest:
             exit_engine(
                 f"{what} needs {needed:,} bytes, {max(rest, 0):,} are left for states and KV"
             )
-        return rest_gib - needed / _GIB
-
-    return (
-        pool_seams.PoolPatch(make),
-        pool_seams.EvictionPatch(),
-        pool_seams.BudgetPatch(take_off),
-    )
+        return original(configurator, rest_gib - needed / _GIB)
 
 
-def slots_beside(pool: Any) -> int:
+def no_own_pool(_original: Callable[..., object], **_kwargs: object) -> None:
+    """In the place of `maybe_init_int8_mamba_checkpoint_pool`."""
+
+
+def evict_no_checkpoints(
+    original: Callable[..., object],
+    cache: TreeCache,
+    params: object,
+    *args: object,
+    **kwargs: object,
+) -> object:
+    """Around `UnifiedRadixCache.evict_for_alloc`: no state is dropped for want of an active slot.
+
+    SGLang 0.5.23 compares the shortage with the active pool, but the states it drops lie in the
+    checkpoint pool, and free no active slot.
+    """
+    if state_slots.checkpoint_pool(cache.req_to_token_pool) is not None:
+        params = state_slots.without_states(params)
+    return original(cache, params, *args, **kwargs)
+
+
+def slots_beside(pool: RequestPool) -> int:
     """Return how many int8 states fit in the bytes that the states of running requests take.
 
     What a server gets that names no number. The reserved slots of both pools count.
@@ -150,38 +195,39 @@ def slots_beside(pool: Any) -> int:
     return max((int(pool.mamba_pool.size) + 1) * running // at_rest - 1, 1)
 
 
-def _active_state(pool: Any) -> Any:
+def _active_state(pool: RequestPool) -> Any:
     library = _library()
-    temporal, conv = pool_seams.temporal_and_conv(pool)
+    temporal, conv = state_slots.temporal_and_conv(pool)
     side = {
         name: library.SideState(tensor, slot_dim)
-        for name, (tensor, slot_dim) in pool_seams.side_states(pool).items()
+        for name, (tensor, slot_dim) in state_slots.side_states(pool).items()
     }
     return library.ActiveState(temporal, conv, side)
 
 
-def _bytes_of_states(configurator: Any, rest: int) -> int:
+def _bytes_of_states(configurator: Configurator, rest: int) -> int:
     """Return the bytes of a pool as big as SGLang's own, out of what is left for states and KV.
 
     With a ratio r of states to KV, both pools of r / (1 + 2 r) leave SGLang what gives its own
     that size. See `slots_beside` for the states in it.
     """
-    slots, ratio = pool_seams.asked_state_slots()
+    slots, ratio = state_slots.requested_state_slots()
     if slots is None:
         return int(rest * ratio / (1 + 2 * ratio))
-    return (slots + 1) * int(pool_seams.bytes_of_a_state(configurator))
+    return (slots + 1) * int(state_slots.bytes_of_a_state(configurator))
 
 
-def _bytes_of(configurator: Any, slots: int) -> int:
+def _bytes_of(configurator: Configurator, slots: int) -> int:
     library = _library()
-    layers, params = pool_seams.state_layout(configurator)
+    layers, params = state_slots.state_layout(configurator)
 
-    def empty(shape: Any, dtype: Any) -> Tensor:
-        return torch.empty((layers, 1, *shape), dtype=dtype, device="meta")
+    def empty(shape: tuple[int, ...], dtype: object) -> Tensor:
+        tensor: Tensor = torch.empty((layers, 1, *shape), dtype=dtype, device="meta")
+        return tensor
 
     active = library.ActiveState(
         empty(params.shape.temporal, params.dtype.temporal),
         [empty(shape, params.dtype.conv) for shape in params.shape.conv],
     )
-    beside = pool_seams.side_bytes_of_a_state(configurator) * (slots + 1)
+    beside = state_slots.side_bytes_of_a_state(configurator) * (slots + 1)
     return int(library.estimate_bytes(active, slots, reserve_slot_zero=True)) + beside

@@ -5,38 +5,49 @@ admission a chunk in the middle of a prompt is not cached (its KV comes with the
 where the KV of the prompt parts from what is cached: a first chunk is made to end there. With its
 extra buffer SGLang tracks a state there by itself (`mamba_branching_seqlen`): no chunk is changed.
 
-A fork beyond the first chunk gets no state: `add_chunked_req` decides where the later ones end.
+A branch point beyond the first chunk gets no state: `add_chunked_req` decides where the later
+chunks end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-__all__ = ["chunk_ending_at_fork", "is_wanted"]
+from statecache_sglang.scheduler_side import scheduler_side_of
+from statecache_sglang.views import (
+    PrefillAdder,
+    Request,
+    TreeCache,
+)
+
+__all__ = ["chunk_ending_at_branch_point", "is_wanted"]
 
 
-def _in_force(cache: Any) -> bool:
-    advisor = getattr(cache.tree_core, "advisor", None)
-    return advisor is not None and advisor.book.admission == "branch-points"
+def _in_force(cache: TreeCache) -> bool:
+    side = scheduler_side_of(cache)
+    return side is not None and side.registry.admits_branch_points
 
 
-def is_wanted(cache: Any, req: Any, tokens: int) -> bool:
+def is_wanted(cache: TreeCache, req: Request, tokens: int) -> bool:
     """Whether the state of a running request after so many tokens is to be cached."""
     if not _in_force(cache) or tokens >= len(req.origin_input_ids):
         return True
     if cache.enable_mamba_extra_buffer:
-        fork = req.mamba_branching_seqlen
-        return fork is not None and req.kv.mamba_last_track_seqlen == fork
-    return bool(tokens == getattr(req, "statecache_fork", None))
+        tracked = req.mamba_branching_seqlen
+        return tracked is not None and req.kv.mamba_last_track_seqlen == tracked
+    return bool(tokens == getattr(req, "statecache_branch_point", None))
 
 
 @contextmanager
-def chunk_ending_at_fork(
-    adder: Any, req: Any, has_chunked_req: bool = False, *_: Any, **__: Any
+def chunk_ending_at_branch_point(
+    adder: PrefillAdder,
+    req: Request,
+    has_chunked_req: object = False,
+    *_args: object,
+    **_kwargs: object,
 ) -> Iterator[None]:
-    """While `PrefillAdder.add_one_req` runs, have the first chunk of `req` end at its fork.
+    """While `PrefillAdder.add_one_req` runs, have the first chunk of `req` end at a branch point.
 
     Only one request at a time can be in the middle of its prompt, as SGLang has it.
     """
@@ -45,13 +56,18 @@ def chunk_ending_at_fork(
         yield
         return
     limit = adder.rem_chunk_tokens
-    fork = getattr(req, "statecache_kv_tokens", 0)
-    first = fork - req.prefix_len
-    free = limit is not None and not has_chunked_req and adder.new_chunked_req is None
-    if not (free and 0 < first < limit and fork < len(req.full_untruncated_fill_ids)):
+    branch_point = getattr(req, "statecache_kv_tokens", 0)
+    first = branch_point - req.prefix_len
+    prompt_tokens = len(req.full_untruncated_fill_ids)
+    if (
+        limit is None
+        or has_chunked_req
+        or adder.new_chunked_req is not None
+        or not (0 < first < limit and branch_point < prompt_tokens)
+    ):
         yield
         return
-    req.statecache_fork = fork
+    req.statecache_branch_point = branch_point
     adder.rem_chunk_tokens = first
     try:
         yield

@@ -6,33 +6,50 @@ each host copy is noted when it is made.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
+from statecache.engine.faults import FaultBarrier, advisory
 from statecache.engine.settings import Settings
-from statecache_sglang import seams
-from statecache_sglang.learned_book import LearnedBook
-from statecache_sglang.scheduler_side import Advisor, BackupLocks
+from statecache_sglang.pool_views import Tensor
+from statecache_sglang.scheduler_side import BackupLocks, SchedulerSide
+from statecache_sglang.seams import tree
 from statecache_sglang.unsupported import refuse_host_copies
+from statecache_sglang.views import (
+    CacheParameters,
+    ComponentType,
+    EvictionStep,
+    Transfer,
+)
 
-_MAMBA = seams.mamba_type()
-_RustCore: Any = seams.rust_tree_core()
+if TYPE_CHECKING:
+    from statecache_sglang.engine_classes import RustTreeCore
+else:
+    RustTreeCore = tree.rust_tree_core()
+
+_MAMBA = tree.mamba_type()
 
 
-class HostAwareRustCore(_RustCore):  # type: ignore[misc]
+class HostAwareRustCore(RustTreeCore):
     """SGLang's Rust tree core, telling which states left the device, the host or both."""
 
-    advisor: Advisor
+    scheduler_side: SchedulerSide
 
-    def __init__(self, params: Any, settings: Settings) -> None:
+    def __init__(self, params: CacheParameters, settings: Settings) -> None:
         super().__init__(params)
         self._settings = settings
         self._has_host = False
         self._start_over()
 
+    @property
+    def faults(self) -> FaultBarrier:
+        """The barrier of the index."""
+        return self.scheduler_side.faults
+
     def _start_over(self) -> None:
         # States on the device in the order of the native list, least recently used first.
         self._native_order: dict[int, None] = {}
-        self._receipts: dict[int, Any] = {}
+        self._receipts: dict[int, object] = {}
         self._by_host_slot: dict[int, int] = {}
         self._backups = BackupLocks()
 
@@ -56,28 +73,30 @@ class HostAwareRustCore(_RustCore):  # type: ignore[misc]
         except KeyError:
             return False
 
-    def _left_device(self, node_id: int) -> None:
+    def _state_left_device(self, node_id: int) -> None:
         self._native_order.pop(node_id, None)
         self._receipts.pop(node_id, None)
         if self._has_host and self._is_on_host_alone(node_id):
             depth = self._binding.collect_path_info([node_id])[0][-1][3]
-            self.advisor.book.left_device(node_id, depth)
+            self.scheduler_side.registry.move_to_host(node_id, depth)
         else:
-            self.advisor.book.gone(node_id)
+            self.scheduler_side.registry.drop(node_id)
 
     def _look_at(self, node_id: int) -> None:
         if not self._holds_state(node_id):
-            self._left_device(node_id)
+            self._state_left_device(node_id)
 
+    @advisory
     def _look_at_all(self) -> None:
         for state in tuple(self._native_order):
             self._look_at(state)
 
-    def _freed(self, step: Any, node_id: int | None = None) -> None:
+    @advisory
+    def _note_freed(self, step: EvictionStep, node_id: int | None = None) -> None:
         """Take note of what a step freed; a single state of the device was that of `node_id`."""
         freed = sum(map(len, step.device_frees.get(_MAMBA, ())))
-        if freed == 1 and node_id in self._native_order:
-            self._left_device(node_id)
+        if freed == 1 and node_id is not None and node_id in self._native_order:
+            self._state_left_device(node_id)
         elif freed:
             self._look_at_all()
         for slots in step.host_frees.get(_MAMBA, ()):
@@ -89,18 +108,22 @@ class HostAwareRustCore(_RustCore):  # type: ignore[misc]
     # Copies to the host.
 
     def commit_backup(
-        self, node_id: int, host_indices: Any, comp_xfers: dict[Any, list[Any]]
+        self,
+        node_id: int,
+        host_indices: Tensor,
+        comp_xfers: dict[ComponentType, list[Transfer]],
     ) -> None:
         """SGLang's, with the slot of the copy noted."""
         super().commit_backup(node_id, host_indices, comp_xfers)
-        self.advisor.ask(self._copied, node_id, comp_xfers.get(_MAMBA, ()))
+        self._note_copies(node_id, comp_xfers.get(_MAMBA, ()))
 
-    def _copied(self, node_id: int, transfers: Any) -> None:
+    @advisory
+    def _note_copies(self, node_id: int, transfers: Iterable[Transfer]) -> None:
         for transfer in transfers:
             for slot in transfer.host_indices.tolist():
                 self._by_host_slot[slot] = node_id
 
-    def mark_write_through_pending(self, node_ids: list[int], ack_id: int) -> Any:
+    def mark_write_through_pending(self, node_ids: list[int], ack_id: int) -> object:
         """SGLang's; a write-through holds a lock of its own."""
         if not self.is_write_back:
             self._backups.begin(ack_id)
@@ -113,34 +136,36 @@ class HostAwareRustCore(_RustCore):  # type: ignore[misc]
 
     # States that leave the device, or the host.
 
-    def demote(self, node_id: int) -> Any:
+    def demote(self, node_id: int) -> EvictionStep:
         """SGLang's, then the state that stays on the host alone."""
         result = super().demote(node_id)
-        self.advisor.ask(self._freed, result, node_id)
+        self._note_freed(result, node_id)
         return result
 
-    def drop_subtree_no_host(self, node_id: int) -> Any:
+    def drop_subtree_no_host(self, node_id: int) -> EvictionStep:
         """SGLang's, then every state that went."""
         result = super().drop_subtree_no_host(node_id)
-        self.advisor.ask(self._freed, result, node_id)
+        self._note_freed(result, node_id)
         return result
 
-    def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
+    def drive_host_eviction(self, component_type: ComponentType, num_tokens: int) -> EvictionStep:
         """SGLang's, then every state whose last copy went."""
         result = super().drive_host_eviction(component_type, num_tokens)
-        self.advisor.ask(self._freed, result)
+        self._note_freed(result)
         return result
 
-    def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
-        """SGLang's, then the state that went with the leaf."""
+    def evict_device_leaf(self, node_id: int, is_write_back: bool) -> EvictionStep:
+        """SGLang's, then the state that went with the leaf, and the node."""
         result = super().evict_device_leaf(node_id, is_write_back)
-        self.advisor.ask(self._freed, result, node_id)
-        if isinstance(self.advisor.book, LearnedBook):
-            self.advisor.ask(self._leaf_gone, self.advisor.book, node_id)
+        self._note_freed(result, node_id)
+        self._note_node_removed(node_id)
         return result
 
-    def _leaf_gone(self, book: LearnedBook, node_id: int) -> None:
+    @advisory
+    def _note_node_removed(self, node_id: int) -> None:
+        if not self.scheduler_side.registry.needs_prompts:
+            return
         try:
             self.get_component_device_value(node_id, _MAMBA)
         except KeyError:
-            book.node_gone(node_id)
+            self.scheduler_side.registry.drop_node(node_id)

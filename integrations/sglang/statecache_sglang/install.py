@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Mapping
 
 from statecache.engine import seams as seam
+from statecache.engine.patching import Patch, PatchSet
 from statecache.engine.settings import Settings
 from statecache.errors import exit_engine
-from statecache_sglang import host_seams, record_seams, recording, seam_table, seams
+from statecache_sglang import patches, seam_table, seams
+from statecache_sglang.engine_classes import MambaComponent
+from statecache_sglang.recording import Recording
+from statecache_sglang.seams import tree
+from statecache_sglang.views import (
+    CacheParameters,
+    ComponentType,
+)
 
 _log = logging.getLogger("statecache.sglang")
 
@@ -18,14 +24,13 @@ _log = logging.getLogger("statecache.sglang")
 class Installed:
     """What was put in place, for `remove` to take back."""
 
-    def __init__(self, settings: Settings, patches: Sequence[seams.Patch]) -> None:
+    def __init__(self, settings: Settings, patch_set: PatchSet) -> None:
         self.settings = settings
-        self._patches = patches
+        self._patch_set = patch_set
 
     def remove(self) -> None:
         """Give SGLang its own parts back; caches already built keep what they have."""
-        for patch in self._patches:
-            patch.remove()
+        self._patch_set.remove()
 
 
 def install(settings: Settings) -> Installed:
@@ -34,46 +39,60 @@ def install(settings: Settings) -> Installed:
     A dry run installs what sees requests come and go, and nothing else.
     """
     check_seams(settings)
-    patches = recording.patches(settings) if settings.dry_run else _everything(settings)
-    with ExitStack() as undo:
-        for patch in patches:
-            patch.install()
-            undo.callback(patch.remove)
-        undo.pop_all()
+    rows = [] if settings.dry_run else _state_patches(settings)
+    if settings.checkpoints is not None and not settings.dry_run:
+        rows += _int8_patches(settings)
+    if settings.record is not None or settings.dry_run:
+        rows += _recording_patches(settings)
+    version = seams.engine_version()
+    patch_set = PatchSet([row for row in rows if row.applies_to(version)])
+    patch_set.install()
     _log.info(
         "statecache: policy %s, cost %r,%r, SGLang %s",
         "none (dry run)" if settings.dry_run else settings.policy,
         *settings.cost,
-        seams.engine_version(),
+        version,
     )
-    return Installed(settings, patches)
+    return Installed(settings, patch_set)
 
 
-def _everything(settings: Settings) -> Sequence[seams.Patch]:
+def _state_patches(settings: Settings) -> list[Patch]:
     from statecache_sglang.invariants import check_state_pools
-    from statecache_sglang.pool_seams import CheckerPatch
     from statecache_sglang.slot_shortage import admit_all_or_none, load_back_or_wait
-    from statecache_sglang.tree_python import IndexedMambaComponent, IndexedPythonCore
-    from statecache_sglang.tree_rust import IndexedRustCore
     from statecache_sglang.unsupported import refuse_storage
 
-    def build(params: Any, components: Any, name: str) -> Any:
-        if name == "rust":
-            return IndexedRustCore(params, settings)
-        return IndexedPythonCore(params, components, settings)
-
-    patches: list[seams.Patch] = [
-        seams.TreeCorePatch(IndexedMambaComponent, leads, build),
-        seams.admission_patch(admit_all_or_none),
-        host_seams.load_back_patch(load_back_or_wait),
-        CheckerPatch(check_state_pools),
-        host_seams.storage_patch(refuse_storage),
+    cores = _TreeCores(settings)
+    return [
+        patches.TREE_CORE.carried_out_by(cores.register, tree.unregister_tree_core),
+        patches.SELECT_TREE_CORE.wrapped_by(cores.select),
+        patches.MAMBA_COMPONENT.carried_out_by(cores.put_component, cores.take_back_component),
+        patches.ADD_ONE_REQ.wrapped_by(admit_all_or_none),
+        patches.INIT_LOAD_BACK.wrapped_by(load_back_or_wait),
+        patches.CHECK_STATE_POOL.wrapped_by(check_state_pools),
+        patches.ATTACH_STORAGE.wrapped_by(refuse_storage),
     ]
-    if settings.checkpoints is not None:
-        from statecache_sglang import checkpoints as int8
 
-        patches += int8.patches(settings)
-    return [*patches, *recording.patches(settings)]
+
+def _int8_patches(settings: Settings) -> list[Patch]:
+    from statecache_sglang.checkpoints import CheckpointMemory, evict_no_checkpoints, no_own_pool
+
+    memory = CheckpointMemory(settings.checkpoint_slots)
+    return [
+        patches.OWN_INT8_POOL.wrapped_by(no_own_pool),
+        patches.INIT_STATE_POOL.wrapped_by(memory.build_beside),
+        patches.EVICT_FOR_ALLOC.wrapped_by(evict_no_checkpoints),
+        patches.STATE_BUDGET.wrapped_by(memory.take_off_budget),
+    ]
+
+
+def _recording_patches(settings: Settings) -> list[Patch]:
+    recording = Recording(settings)
+    return [
+        patches.SCHEDULER_INIT.wrapped_by(recording.begin_with_scheduler),
+        patches.QUEUE_REQUEST.wrapped_by(recording.note_arrival),
+        patches.ABORT_REQUEST.wrapped_by(recording.note_abort),
+        patches.STREAM_OUTPUT.wrapped_by(recording.note_ends),
+    ]
 
 
 def check_seams(settings: Settings) -> None:
@@ -81,13 +100,64 @@ def check_seams(settings: Settings) -> None:
     version = seams.engine_version()
     used = seam_table.SEAMS
     if settings.record is not None or settings.dry_run:
-        used += record_seams.SEAMS
-    seam.check("SGLang", version, used, seam_table.TESTED, strict=settings.strict, log=_log)
+        used += seam_table.RECORDING_SEAMS
+    seam.check(
+        "SGLang",
+        version,
+        used,
+        seam_table.TESTED,
+        strict=settings.strict,
+        log=_log,
+        views=seam_table.VIEWS,
+    )
 
 
-def leads(params: Any, name: str) -> bool:
-    """Whether the index leads the cache that is about to be built; stop where it cannot."""
-    components = seams.tree_components(params)
+class _TreeCores:
+    """Says which caches are managed, and builds their tree cores."""
+
+    def __init__(self, settings: Settings) -> None:
+        from statecache_sglang.tree_python import IndexedMambaComponent, IndexedPythonCore
+        from statecache_sglang.tree_rust import IndexedRustCore
+
+        self._settings = settings
+        self._component = IndexedMambaComponent
+        self._python_core, self._rust_core = IndexedPythonCore, IndexedRustCore
+        self._original_select: tree.Select
+        self._original_component: type[MambaComponent]
+
+    def register(self) -> None:
+        """Add the plugin's tree core to SGLang's."""
+        tree.register_tree_core(self.build)
+
+    def select(self, original: tree.Select, params: CacheParameters) -> str:
+        """Around `select_tree_core_backend`: the plugin's tree core for a cache it manages."""
+        self._original_select = original
+        name = tree.resolve_tree_core(original, params)
+        return tree.choose_tree_core(name, managed=should_manage(params, name))
+
+    def build(
+        self, params: CacheParameters, components: Mapping[ComponentType, MambaComponent]
+    ) -> object:
+        """Make the tree core of a cache, in the place of the one SGLang chose."""
+        if tree.resolve_tree_core(self._original_select, params) == "rust":
+            return self._rust_core(params, self._settings)
+        return self._python_core(params, components, self._settings)
+
+    def put_component(self) -> None:
+        """Have caches built with the plugin's component."""
+        self._original_component = tree.set_mamba_component(self._component)
+
+    def take_back_component(self) -> None:
+        """Have them built with SGLang's again."""
+        tree.set_mamba_component(self._original_component)
+
+
+def should_manage(params: CacheParameters, name: str) -> bool:
+    """Whether the index manages the cache that is about to be built; stop where it cannot.
+
+    `name` is the tree core that SGLang chose.
+    """
+    components = tree.tree_components(params)
     if params.disable or "MAMBA" not in components:
         _log.warning("statecache: this model caches no recurrent states; nothing was changed")
         return False

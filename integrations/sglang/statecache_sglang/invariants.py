@@ -7,9 +7,15 @@ active ones those that the requests say they hold, so that neither can drift uns
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from statecache_sglang import pool_seams, reporting
+from statecache_sglang import reporting
+from statecache_sglang.scheduler_side import SchedulerSide, scheduler_side_of
+from statecache_sglang.seams import slots as state_slots
+from statecache_sglang.views import (
+    InvariantChecker,
+    TreeCache,
+)
 
 
 class Account(NamedTuple):
@@ -33,13 +39,12 @@ class Account(NamedTuple):
         )
 
 
-def accounts(cache: Any, active: int) -> list[Account]:
-    """Return the pools of a cache the index leads; none where it does not, or no longer."""
-    advisor = getattr(cache.tree_core, "advisor", None)
-    if advisor is None or not advisor.active:
+def accounts(cache: TreeCache, side: SchedulerSide, active: int) -> list[Account]:
+    """Return the pools of a cache the index manages; none once SGLang's own order took over."""
+    if not side.faults.active:
         return []
-    cached = len(advisor.book)
-    total, free, checkpoints = pool_seams.pool_sizes(cache)
+    cached = len(side.registry)
+    total, free, checkpoints = state_slots.pool_sizes(cache)
     if checkpoints is None:
         return [Account("states", total, active, cached, free)]
     return [
@@ -49,18 +54,22 @@ def accounts(cache: Any, active: int) -> list[Account]:
 
 
 def check_state_pools(
-    original: Callable[..., tuple[bool, str]], checker: Any, stats: Any
+    original: Callable[..., tuple[bool, str]], checker: InvariantChecker, stats: object
 ) -> tuple[bool, str]:
     """Around SGLang's own check of the state pools: whether slots leaked, and the numbers.
 
-    SGLang stops a server that leaks. Where its own sum holds and this one does not, the index is
-    what is wrong: it is silenced.
+    The scheduler makes it whenever it is idle (`SchedulerInvariantChecker._check_all_pools`), and
+    stops a server that leaks. Where its own sum holds and this one does not, the index is what is
+    wrong: it is silenced.
     """
     leaked, message = original(checker, stats)
     cache = checker.tree_cache
     reporting.report(cache)
-    found = accounts(cache, pool_seams.slots_in_use(checker))
+    side = scheduler_side_of(cache)
+    if side is None:
+        return leaked, message
+    found = accounts(cache, side, state_slots.count_slots_in_use(checker))
     message = "\n".join([message, *map(str, found)])
     if not leaked and not all(account.balanced for account in found):
-        cache.tree_core.advisor.give_up(f"the index and the pools disagree: {message}")
+        side.faults.give_up(f"the index and the pools disagree: {message}")
     return leaked, message

@@ -6,6 +6,8 @@ Nothing of SGLang is imported before a seam is looked at.
 from __future__ import annotations
 
 from statecache.engine.seams import Seam, methods
+from statecache.engine.views import View
+from statecache_sglang import pool_views, views
 from statecache_sglang.engine_paths import (
     ACTIONS,
     ADDER,
@@ -17,13 +19,17 @@ from statecache_sglang.engine_paths import (
     CONTEXT,
     INTERFACE,
     POOL,
+    PREFIX_CACHE,
     PYTHON_CORE,
     REGISTRY,
     RUST_CORE,
+    SCHEDULER,
+    SERVER_ARGS,
     STATS,
+    STREAMER,
 )
 
-__all__ = ["SEAMS", "TESTED"]
+__all__ = ["RECORDING_SEAMS", "SEAMS", "TESTED", "VIEWS"]
 
 TESTED = ("0.5.23",)
 
@@ -31,9 +37,9 @@ _WALK = "tracker device_frees host_frees cache_actions"
 _EVICT = "device_frees host_frees cache_actions target"
 
 SEAMS: tuple[Seam, ...] = (
-    Seam("sglang.srt.server_args", "ServerArgs.add_cli_args"),
-    Seam("sglang.srt.server_args", "ServerArgs.from_cli_args", ("cls", "args")),
-    Seam("sglang.srt.server_args", "ServerArgs.resolve_once", ("self",)),
+    Seam(SERVER_ARGS, "ServerArgs.add_cli_args"),
+    Seam(SERVER_ARGS, "ServerArgs.from_cli_args", ("cls", "args")),
+    Seam(SERVER_ARGS, "ServerArgs.resolve_once", ("self",)),
     Seam(COMPONENTS, "MambaComponent", ("cache", "params"), base="TreeComponent"),
     *methods(
         f"{COMPONENTS}.mamba",
@@ -144,9 +150,9 @@ SEAMS: tuple[Seam, ...] = (
     Seam(POOL, "HybridReqToTokenPool._init_mamba_pool"),
     Seam(CHECKPOINTS, "maybe_init_int8_mamba_checkpoint_pool"),
     *methods(CONFIGURATOR, "KVCacheConfigurator", {"_handle_max_mamba_cache": "total_rest_memory"}),
-    Seam("sglang.srt.mem_cache.base_prefix_cache", "EvictParams"),
-    Seam("sglang.srt.mem_cache.base_prefix_cache", "MatchPrefixParams"),
-    Seam("sglang.srt.mem_cache.base_prefix_cache", "MatchResult"),
+    Seam(PREFIX_CACHE, "EvictParams"),
+    Seam(PREFIX_CACHE, "MatchPrefixParams"),
+    Seam(PREFIX_CACHE, "MatchResult"),
     *methods(
         CHECKER,
         "SchedulerInvariantChecker",
@@ -156,5 +162,75 @@ SEAMS: tuple[Seam, ...] = (
     *(
         Seam(CONTEXT, name, ())
         for name in ("get_schedule", "get_observability", "get_parallel", "get_serving")
+    ),
+)
+
+# What a recording and a dry run need beside them.
+RECORDING_SEAMS: tuple[Seam, ...] = (
+    *methods(
+        SCHEDULER,
+        "Scheduler",
+        {
+            "__init__": "server_args port_args",
+            "_add_request_to_queue": "req is_retracted",
+            "send_abort_output": "abort_req req",
+        },
+    ),
+    *methods(
+        STREAMER,
+        "SchedulerOutputStreamer",
+        {"stream_output": "reqs return_logprob skip_req"},
+    ),
+    Seam(CONTEXT, "get_parallel", ()),
+)
+
+_BATCH = "sglang.srt.managers.schedule_batch"
+_TREE = "sglang.srt.mem_cache.unified_cache"
+_PLE = "sglang.srt.mem_cache.ple_state_pool"
+
+# What is read of SGLang's objects, by the class that has it.
+VIEWS: tuple[View, ...] = (
+    View(views.ServerArguments, f"{SERVER_ARGS}:ServerArgs"),
+    View(views.Session, "sglang.srt.session.session_controller:Session"),
+    View(views.RequestKv, f"{_BATCH}:ReqKvInfo"),
+    View(views.Request, f"{_BATCH}:Req"),
+    View(views.PrefillAdder, f"{ADDER}:PrefillAdder"),
+    View(views.Scheduler, f"{SCHEDULER}:Scheduler"),
+    View(views.InvariantChecker, f"{CHECKER}:SchedulerInvariantChecker"),
+    View(pool_views.StateTensors, f"{POOL}:MambaPool.State"),
+    View(pool_views.StatePool, f"{POOL}:MambaPool"),
+    View(pool_views.ShortConvStates, f"{_PLE}:ShortConvPool"),
+    View(pool_views.NGramStates, f"{_PLE}:NGramPool"),
+    View(pool_views.StateAllocator, "sglang.srt.mem_cache.allocator.mamba:MambaSlotAllocator"),
+    View(pool_views.Checkpoints, f"{CHECKPOINTS}:MambaCheckpointPool"),
+    View(pool_views.RequestPool, f"{POOL}:HybridReqToTokenPool"),
+    View(pool_views.StateShapes, "sglang.srt.configs.mamba_utils:Mamba2StateShape"),
+    View(pool_views.StateTypes, "sglang.srt.configs.mamba_utils:Mamba2StateDType"),
+    View(pool_views.StateParameters, "sglang.srt.configs.mamba_utils:Mamba2CacheParams"),
+    View(pool_views.Configurator, f"{CONFIGURATOR}:KVCacheConfigurator"),
+    View(views.CacheParameters, "sglang.srt.mem_cache.cache_init_params:CacheInitParams"),
+    View(views.RadixKey, "sglang.srt.mem_cache.radix_cache:RadixKey"),
+    View(views.LockParameters, f"{PREFIX_CACHE}:DecLockRefParams"),
+    View(views.Lock, f"{PREFIX_CACHE}:IncLockRefResult"),
+    View(views.MatchParameters, f"{PREFIX_CACHE}:MatchPrefixParams"),
+    View(views.MatchResult, f"{PREFIX_CACHE}:MatchResult"),
+    View(views.InsertParameters, f"{PREFIX_CACHE}:InsertParams"),
+    View(views.InsertResult, f"{PREFIX_CACHE}:InsertResult"),
+    View(views.InsertStep, f"{INTERFACE}:InsertStepResult"),
+    View(views.EvictionStep, f"{INTERFACE}:BaseEvictionResult"),
+    View(views.WalkStep, f"{INTERFACE}:EvictDeviceNextNodeResult"),
+    View(views.LoadBackParameters, f"{PREFIX_CACHE}:InitLoadBackParams"),
+    View(views.Transfer, "sglang.srt.mem_cache.hicache_storage:PoolTransfer"),
+    View(views.StateComponent, f"{COMPONENTS}:MambaComponent"),
+    View(views.TreeCache, f"{CACHE}:UnifiedRadixCache"),
+    View(views.ComponentData, f"{_TREE}.components.base:ComponentData"),
+    View(views.TreeNode, f"{PYTHON_CORE}:UnifiedTreeNode"),
+    View(views.TreeCore, f"{PYTHON_CORE}:UnifiedTreeCore"),
+    View(views.TreeCore, f"{RUST_CORE}:RustUnifiedTreeCore"),
+    View(views.PythonCore, f"{PYTHON_CORE}:UnifiedTreeCore"),
+    View(views.RustCore, f"{RUST_CORE}:RustUnifiedTreeCore"),
+    View(
+        views.RustBinding,
+        "sglang.srt.mem_cache.rust_tree_core.mem_cache:RustUnifiedTreeCoreBinding",
     ),
 )

@@ -10,22 +10,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
-from statecache_sglang import fork_admission as forks
-from statecache_sglang import host_seams, learned_book, reporting, seams
+from statecache.engine.metrics import MetricKey
+from statecache_sglang import fork_admission, reporting
+from statecache_sglang.pool_views import Tensor
+from statecache_sglang.scheduler_side import scheduler_side_of
+from statecache_sglang.seams import scheduler, tree
+from statecache_sglang.seams import slots as state_slots
+from statecache_sglang.views import (
+    InsertParameters,
+    LoadBackParameters,
+    MatchParameters,
+    MatchResult,
+    PrefillAdder,
+    Request,
+    TreeCache,
+)
+
+if TYPE_CHECKING:
+    from statecache_sglang.engine_classes import MambaComponent
+else:
+    MambaComponent = tree.mamba_component()
 
 _log = logging.getLogger("statecache.sglang")
-_MAMBA = seams.mamba_type()
-_MambaComponent: Any = seams.mamba_component()
+_MAMBA = tree.mamba_type()
 
 
-class PatientMambaComponent(_MambaComponent):  # type: ignore[misc]
+class SlotShortageMixin(MambaComponent):
     """SGLang's Mamba component, skipping what there is no slot for."""
 
     skipped = 0
-    _reserved: Any = None
-    _reserved_checkpoint: Any = None
+    _reserved: Tensor | None = None
+    _reserved_checkpoint: Tensor | None = None
 
     def skip(self, reason: str, what: str) -> None:
         """Count something that there was no slot for; log the first one."""
@@ -35,38 +52,37 @@ class PatientMambaComponent(_MambaComponent):  # type: ignore[misc]
             _log.warning("statecache: every state slot is in use: %s", what)
 
     def _count(self, reason: str) -> None:
-        advisor = getattr(self.tree_core, "advisor", None)
-        if advisor is not None:
-            advisor.counts.add(f"skips|{reason}")
+        side = scheduler_side_of(self.cache)
+        if side is not None:
+            side.counts.add(MetricKey.SKIPS.of(reason))
 
     def prepare_for_caching_req(
-        self, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
+        self, req: Request, insert_params: InsertParameters, token_ids_len: int, is_finished: bool
     ) -> int | None:
         """SGLang's, or 0 (nothing of the request is cached now) when there is no slot.
 
         All slots are taken before anything else is done, so there is nothing to undo. A state
         that is not finite is not kept either. Nor is one that the admission does not want.
         """
-        if not is_finished and not forks.is_wanted(self.cache, req, token_ids_len):
+        if not is_finished and not fork_admission.is_wanted(self.cache, req, token_ids_len):
             return 0
         try:
             if not self._reserve(req, is_finished):
                 self.skip("not_cached", "this step of the request was not cached")
                 return 0
-            length: int | None = super().prepare_for_caching_req(
-                req, insert_params, token_ids_len, is_finished
-            )
+            length = super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
         finally:
             self._give_back_reserved()
         insert_params.statecache_end = is_finished or token_ids_len >= len(req.origin_input_ids)
-        stored, pool = insert_params.mamba_value, self.int8_ckpt_pool
-        if stored is not None and hasattr(pool, "was_refused") and pool.was_refused(stored):
+        stored = insert_params.mamba_value
+        was_refused = getattr(self.int8_ckpt_pool, "was_refused", None)
+        if stored is not None and was_refused is not None and was_refused(stored):
             insert_params.mamba_value = None
             self._count("not_finite")
             return 0
         return length
 
-    def _reserve(self, req: Any, is_finished: bool) -> bool:
+    def _reserve(self, req: Request, is_finished: bool) -> bool:
         int8 = self.int8_ckpt_pool is not None
         tracked = self.cache.enable_mamba_extra_buffer
         if tracked and not is_finished and req.kv.mamba_last_track_seqlen is None:
@@ -85,18 +101,20 @@ class PatientMambaComponent(_MambaComponent):  # type: ignore[misc]
         if slot is not None:
             self.cache.req_to_token_pool.mamba_allocator.free(slot)
         slot, self._reserved_checkpoint = self._reserved_checkpoint, None
-        if slot is not None:
+        if slot is not None and self.int8_ckpt_pool is not None:
             self.int8_ckpt_pool.free(slot)
 
-    def _alloc_mamba_slot(self, req: Any = None) -> Any:
+    def _alloc_mamba_slot(self, req: Request | None = None) -> Tensor:
         slot, self._reserved = self._reserved, None
         return super()._alloc_mamba_slot(req) if slot is None else slot
 
-    def _alloc_int8_ckpt_slot(self) -> Any:
+    def _alloc_int8_ckpt_slot(self) -> Tensor:
         slot, self._reserved_checkpoint = self._reserved_checkpoint, None
         return super()._alloc_int8_ckpt_slot() if slot is None else slot
 
-    def finalize_match_result_in_cache(self, params: Any, result: Any) -> Any:
+    def finalize_match_result_in_cache(
+        self, params: MatchParameters, result: MatchResult
+    ) -> MatchResult:
         """SGLang's, or no match at all when the request can get no slot to copy the state to.
 
         A prefix without its state must not be reused.
@@ -112,38 +130,42 @@ class PatientMambaComponent(_MambaComponent):  # type: ignore[misc]
 
     def _make_room(self, node: int) -> bool:
         allocator = self.cache.req_to_token_pool.mamba_allocator
-        if seams.free_state_slots(allocator) > 0:
+        if state_slots.free_state_slots(allocator) > 0:
             return True
         if self.int8_ckpt_pool is not None:
             return False  # cached states hold no slot of this pool
         lock = self.cache.inc_lock_ref(node)
-        seams.evict_states(self.cache, 1)
+        state_slots.evict_states(self.cache, 1)
         self.cache.dec_lock_ref(node, lock.to_dec_params())
-        return seams.free_state_slots(allocator) > 0
+        return state_slots.free_state_slots(allocator) > 0
 
 
-def _or_none(alloc: Callable[..., Any], *args: Any) -> Any:
+def _or_none(alloc: Callable[..., Tensor], *args: object) -> Tensor | None:
     try:
         return alloc(*args)
     except AssertionError as error:
-        if not any(text in str(error) for text in (seams.NO_SLOT, seams.NO_CHECKPOINT)):
+        if not any(text in str(error) for text in (state_slots.NO_SLOT, state_slots.NO_CHECKPOINT)):
             raise
         return None
 
 
 def admit_all_or_none(
-    original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any
-) -> Any:
+    original: Callable[..., object],
+    adder: PrefillAdder,
+    req: Request,
+    *args: object,
+    **kwargs: object,
+) -> object:
     """Around `PrefillAdder.add_one_req`: a request gets every state slot it needs, or waits."""
     pool = adder.tree_cache.req_to_token_pool
-    if not seams.is_hybrid_pool(pool) or adder.tree_cache.disable:
+    if not state_slots.is_hybrid_pool(pool) or adder.tree_cache.disable:
         return original(adder, req, *args, **kwargs)
     reporting.report(adder.tree_cache)
     waiting = [*adder.can_run_list, req]
-    needed = sum(seams.missing_state_slots(pool, one) for one in waiting)
+    needed = sum(state_slots.missing_state_slots(pool, request) for request in waiting)
     if req.mamba_host_hit_length > 0 and not req.kv.holds_mamba:
         needed += 1  # for the state that comes back to the tree
-    free = seams.free_state_slots(pool.mamba_allocator)
+    free = state_slots.free_state_slots(pool.mamba_allocator)
     if needed > free:
         # As SGLang itself does a few lines on: the request's own prefix cannot make room.
         lock = adder.tree_cache.inc_lock_ref(req.last_node)
@@ -151,16 +173,20 @@ def admit_all_or_none(
         evictable = adder.tree_cache.mamba_evictable_size() if cached_there else 0
         adder.tree_cache.dec_lock_ref(req.last_node, lock.to_dec_params())
         if needed > free + evictable:
-            return seams.no_room()
-    with forks.chunk_ending_at_fork(adder, req, *args, **kwargs):
+            return scheduler.no_room()
+    with fork_admission.chunk_ending_at_branch_point(adder, req, *args, **kwargs):
         result = original(adder, req, *args, **kwargs)
     if adder.can_run_list and adder.can_run_list[-1] is req:
         reporting.admitted(adder.tree_cache, req)
-        learned_book.admitted(adder.tree_cache, req)
+        side = scheduler_side_of(adder.tree_cache)
+        if side is not None:
+            side.admitted(adder.tree_cache, req)
     return result
 
 
-def load_back_or_wait(original: Callable[..., Any], cache: Any, params: Any) -> Any:
+def load_back_or_wait(
+    original: Callable[..., tuple[int, int] | None], cache: TreeCache, params: LoadBackParameters
+) -> tuple[int, int] | None:
     """Around `UnifiedRadixCache.init_load_back`: a request never goes on without its state.
 
     A state that comes back takes two slots, of the tree and of the request; without both the
@@ -174,9 +200,9 @@ def load_back_or_wait(original: Callable[..., Any], cache: Any, params: Any) -> 
     core = cache.tree_core
     on_host = not req.kv.holds_mamba and core.component_has_host_value_only(best, _MAMBA)
     if on_host and not _two_slots(cache):
-        cache.components[_MAMBA].skip(
-            "not_loaded_back", "a state on the host was not loaded back yet"
-        )
+        component = cache.components[_MAMBA]
+        if isinstance(component, SlotShortageMixin):
+            component.skip("not_loaded_back", "a state on the host was not loaded back yet")
         return None
     loaded = original(cache, params)
     if on_host and loaded is not None and core.component_has_host_value_only(best, _MAMBA):
@@ -184,18 +210,18 @@ def load_back_or_wait(original: Callable[..., Any], cache: Any, params: Any) -> 
     return loaded
 
 
-def _two_slots(cache: Any) -> bool:
+def _two_slots(cache: TreeCache) -> bool:
     allocator = cache.req_to_token_pool.mamba_allocator
-    missing = 2 - seams.free_state_slots(allocator)
+    missing = 2 - state_slots.free_state_slots(allocator)
     if missing > 0:
-        seams.evict_states(cache, missing)
-    return seams.free_state_slots(allocator) >= 2
+        state_slots.evict_states(cache, missing)
+    return state_slots.free_state_slots(allocator) >= 2
 
 
-def _copy_state(cache: Any, node: int, req: Any) -> bool:
+def _copy_state(cache: TreeCache, node: int, req: Request) -> bool:
     """Have the request start from the state of this node, as after a match that ended there."""
     if cache.tree_core.get_component_device_value(node, _MAMBA) is None:
         return True  # the root: there is nothing to start from
-    params, match = host_seams.match_ending_at(cache.tree_core, node, req)
+    params, match = tree.match_ending_at(cache.tree_core, node, req)
     cache.components[_MAMBA].finalize_match_result_in_cache(params, match)
     return bool(req.kv.holds_mamba)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from statecache.engine.spec import EngineCounters, EngineSpec
-from statecache_sglang.seam_table import SEAMS, TESTED
+from statecache_sglang.patches import PATCHES
+from statecache_sglang.seam_table import SEAMS, TESTED, VIEWS
 from statecache_sglang.seams import engine_version
 
 __all__ = ["SPEC"]
@@ -16,6 +17,8 @@ SPEC = EngineSpec(
     tested_versions=TESTED,
     seams=SEAMS,
     version=engine_version,
+    patches=PATCHES,
+    views=VIEWS,
     refused={
         # Every prefill chunk's end is cached there (`stash_chunked_request` of SGLang 0.5.23), and
         # states inside a chunk do not exist.

@@ -20,48 +20,71 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+from statecache.engine.faults import advisory
 from statecache.engine.settings import Settings
-from statecache_sglang import pool_seams, seams
 from statecache_sglang.host_tier import HostAwareRustCore
-from statecache_sglang.learned_book import LearnedBook, is_end, new_book
-from statecache_sglang.scheduler_side import Advisor
+from statecache_sglang.pool_views import Tensor
+from statecache_sglang.scheduler_side import SchedulerSide
+from statecache_sglang.seams import slots as state_slots
+from statecache_sglang.seams import tree
+from statecache_sglang.views import (
+    CacheParameters,
+    ComponentType,
+    Frees,
+    InsertParameters,
+    InsertStep,
+    Lock,
+    LockParameters,
+    MatchParameters,
+    MatchResult,
+    Transfer,
+    WalkStep,
+)
 
-_MAMBA = seams.mamba_type()
-_FULL = seams.full_type()
+_MAMBA = tree.mamba_type()
+_FULL = tree.full_type()
+
+
+class _Victim(NamedTuple):
+    """The state to drop; `below`: the state below it that its path can be cleared to."""
+
+    node_id: int
+    is_leaf: bool
+    below: int | None
 
 
 class IndexedRustCore(HostAwareRustCore):
     """SGLang's Rust tree core with its device walk over states led by the state index."""
 
-    def __init__(self, params: Any, settings: Settings) -> None:
+    def __init__(self, params: CacheParameters, settings: Settings) -> None:
         # For lru the walk's own order is the right one, and nothing has to be locked.
-        self._bindings = seams.path_clearing_bindings(unless=settings.policy == "lru")
+        self._bindings = tree.path_clearing_bindings(unless=settings.policy == "lru")
         super().__init__(params, settings)
         self._clears_paths = self._bindings.applied
-        slots = pool_seams.state_slots(params)
-        self.advisor = Advisor(lambda: new_book(settings, self._below, slots))
+        slots = state_slots.state_capacity(params)
+        self.scheduler_side = SchedulerSide(settings, self._find_below, slots)
         self._all_but_state = [int(c) for c in self.tree_components if c != _MAMBA]
 
     def _start_over(self) -> None:
         super()._start_over()
         self._state_locks: Counter[int] = Counter()
         self._kv_locks: Counter[int] = Counter()
-        self._inserting: Any = None
+        self._inserting: InsertParameters | None = None
         self._native_walk = False
         self._quota = 0
 
     def reset(self) -> None:
         """SGLang's, then an empty index."""
         super().reset()
-        self.advisor.reset()
+        self.scheduler_side.reset()
         self._start_over()
 
     # What happened to the states.
 
-    def _below(self, node_id: int, candidates: list[int]) -> list[int]:
+    def _find_below(self, node_id: int, candidates: list[int]) -> list[int]:
         paths = self._binding.collect_path_info(candidates)
         return [
             candidate
@@ -69,74 +92,92 @@ class IndexedRustCore(HostAwareRustCore):
             if any(node[0] == node_id for node in path[:-1])
         ]
 
-    def _put(self, node_id: int) -> None:
+    @advisory
+    def _note_state(self, node_id: int) -> None:
         path = self._binding.collect_path_info([node_id])[0]
         _, _, _, depth, _, children = path[-1]
         nearest_first = (node[0] for node in reversed(path[:-1]))
-        book, params = self.advisor.book, self._inserting
-        if isinstance(book, LearnedBook) and params is not None:
-            book.name(node_id, params.key, depth, end=is_end(params))
-        book.put(node_id, depth, nearest_first, is_leaf=children == 0)
-        self._used_natively(node_id)
+        self.scheduler_side.note_insert(node_id, self._inserting, depth)
+        self.scheduler_side.registry.put(node_id, depth, nearest_first, is_leaf=children == 0)
+        self._note_native_use(node_id)
 
-    def _used_natively(self, node_id: int) -> None:
+    def _note_native_use(self, node_id: int) -> None:
         self._native_order.pop(node_id, None)
         self._native_order[node_id] = None
 
-    def _match_ended(self, node_id: int) -> None:
-        if self.advisor.book.use(node_id) and node_id in self._native_order:
-            self._used_natively(node_id)
+    @advisory
+    def _note_match(self, node_id: int) -> None:
+        if self.scheduler_side.registry.on_match(node_id) and node_id in self._native_order:
+            self._note_native_use(node_id)
 
-    def match_prefix(self, params: Any) -> Any:
+    @advisory
+    def _note_release(self, node_id: int) -> None:
+        self.scheduler_side.registry.on_release(node_id)
+
+    def match_prefix(self, params: MatchParameters) -> MatchResult:
         """SGLang's, then a use of the state the match ended at."""
         result = super().match_prefix(params)
-        self.advisor.ask(self._match_ended, result.best_match_node)
+        self._note_match(result.best_match_node)
         return result
 
-    def begin_insert(self, params: Any) -> Any:
+    def begin_insert(self, params: InsertParameters) -> InsertStep:
         """SGLang's, then the state this insert put, if it is through."""
         self._inserting = params if params.mamba_value is not None else None
-        return self._inserted(super().begin_insert(params))
+        return self._note_insert_step(super().begin_insert(params))
 
-    def resume_insert(self) -> Any:
+    def resume_insert(self) -> InsertStep:
         """SGLang's, then the state this insert put, if it is through."""
-        return self._inserted(super().resume_insert())
+        return self._note_insert_step(super().resume_insert())
 
-    def _inserted(self, step: Any) -> Any:
+    def _note_insert_step(self, step: InsertStep) -> InsertStep:
         if self._clears_paths:
-            seams.drop_path_requests(step.actions)
+            tree.drop_path_requests(step.actions)
         result = step.result
         if result is None:
             return step
         declined = result.rotation_tail_declined or self.is_root(result.last_device_node)
         if self._inserting is not None and not declined:
-            self.advisor.ask(self._put, result.last_device_node)
+            self._note_state(result.last_device_node)
         self._inserting = None
         return step
 
-    def set_component_device_value(self, node_id: int, component_type: Any, value: Any) -> None:
+    def set_component_device_value(
+        self, node_id: int, component_type: ComponentType, value: Tensor
+    ) -> None:
         """SGLang's, then the state that now sits on an existing node."""
         super().set_component_device_value(node_id, component_type, value)
         if component_type == _MAMBA:
-            self.advisor.ask(self._put, node_id)
+            self._note_state(node_id)
 
     def commit_load_back(
-        self, node_id: int, device_indices: Any, kv_xfer: Any, comp_xfers: dict[Any, list[Any]]
-    ) -> Any:
+        self,
+        node_id: int,
+        device_indices: Tensor,
+        kv_xfer: Transfer,
+        comp_xfers: dict[ComponentType, list[Transfer]],
+    ) -> list[object]:
         """SGLang's, then the state that is back on the device."""
         actions = super().commit_load_back(node_id, device_indices, kv_xfer, comp_xfers)
         if _MAMBA in comp_xfers:
-            self.advisor.ask(self._put, node_id)
+            self._note_state(node_id)
         return actions
 
-    def evict_excess_path_states(self, tail_node_id: int, *args: Any, **kwargs: Any) -> None:
+    def evict_excess_path_states(
+        self,
+        tail_node_id: int,
+        device_frees: Frees,
+        host_frees: Frees,
+        cache_actions: list[object],
+    ) -> None:
         """SGLang's, then every state it took from the path."""
-        super().evict_excess_path_states(tail_node_id, *args, **kwargs)
-        self.advisor.ask(self._look_at_all)
+        super().evict_excess_path_states(tail_node_id, device_frees, host_frees, cache_actions)
+        self._look_at_all()
 
     # Locks.
 
-    def inc_lock_ref(self, node_id: int, skip_lock_components: Any = ()) -> Any:
+    def inc_lock_ref(
+        self, node_id: int, skip_lock_components: Sequence[ComponentType] = ()
+    ) -> Lock:
         """SGLang's, counted."""
         result = super().inc_lock_ref(node_id, skip_lock_components)
         if _FULL not in skip_lock_components:
@@ -145,15 +186,15 @@ class IndexedRustCore(HostAwareRustCore):
             self._state_locks[node_id] += 1
         return result
 
-    def dec_lock_ref(self, node_id: int, params: Any, skip_swa: bool = False) -> Any:
+    def dec_lock_ref(self, node_id: int, params: LockParameters, skip_swa: bool = False) -> object:
         """SGLang's, counted; a use when the last request let go of a state."""
         result = super().dec_lock_ref(node_id, params, skip_swa)
         if _FULL not in params.skipped_lock_components:
             self._drop_lock(self._kv_locks, node_id)
         if _MAMBA not in params.skipped_lock_components:
             left = self._drop_lock(self._state_locks, node_id)
-            if self._backups.last_request_left(node_id, left):
-                self.advisor.ask(self.advisor.book.released, node_id)
+            if self._backups.is_last_request(node_id, left):
+                self._note_release(node_id)
         return result
 
     def inc_full_pin(self, node_id: int) -> None:
@@ -177,40 +218,51 @@ class IndexedRustCore(HostAwareRustCore):
 
     # The walk.
 
-    def evict_device_start(self, component_type: Any, request_cnt: int) -> None:
+    def evict_device_start(self, component_type: ComponentType, request_cnt: int) -> None:
         """Open the index's walk over states; any other walk is SGLang's."""
         if component_type != _MAMBA:
             super().evict_device_start(component_type, request_cnt)
             return
         self._quota = request_cnt
-        self.advisor.ask(self.advisor.book.begin_walk)
+        self._begin_walk()
 
-    def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
+    @advisory
+    def _begin_walk(self) -> None:
+        self.scheduler_side.registry.begin_walk()
+
+    def evict_device_next_node(
+        self, component_type: ComponentType, tracker: dict[ComponentType, int]
+    ) -> WalkStep:
         """One step: a leaf for the caller to drop, or one inner state dropped here."""
         if component_type != _MAMBA:
             return super().evict_device_next_node(component_type, tracker)
-        if self.advisor.active and tracker[_MAMBA] >= self._quota:
-            return seams.no_step()
-        choice = self.advisor.ask(self._choose)
-        if choice is None:
+        if self.faults.active and tracker[_MAMBA] >= self._quota:
+            return tree.no_step()
+        victim = self._choose_victim()
+        if victim is None:
             # The index is silent: SGLang's own walk, which knows best what is left.
             return self._native_step(tracker)
-        victim, is_leaf, below = choice
-        return seams.leaf_step(victim) if is_leaf else self._drop_inner(victim, below, tracker)
+        if victim.is_leaf:
+            return tree.leaf_step(victim.node_id)
+        return self._drop_inner(victim, tracker)
 
-    def _native_step(self, tracker: Any) -> Any:
+    def _native_step(self, tracker: dict[ComponentType, int]) -> WalkStep:
         if not self._native_walk:
             super().evict_device_start(_MAMBA, self._quota)
             self._native_walk = True
         return super().evict_device_next_node(_MAMBA, tracker)
 
-    def evict_device_end(self, component_type: Any) -> None:
+    def evict_device_end(self, component_type: ComponentType) -> None:
         """End the walk."""
         if component_type != _MAMBA:
             super().evict_device_end(component_type)
             return
-        self.advisor.ask(self.advisor.book.end_walk)
+        self._end_walk()
         self._end_native_walk()
+
+    @advisory
+    def _end_walk(self) -> None:
+        self.scheduler_side.registry.end_walk()
 
     def _end_native_walk(self) -> None:
         if self._native_walk:
@@ -220,57 +272,65 @@ class IndexedRustCore(HostAwareRustCore):
     def _is_locked(self, node_id: int) -> bool:
         return node_id in self._state_locks
 
-    def _choose(self) -> tuple[int, bool, int | None] | None:
-        """The victim, whether it is a leaf, and the state below that its path can be cleared to."""
-        victim = self.advisor.book.propose(self._is_locked)
-        if victim is None:
+    @advisory
+    def _choose_victim(self) -> _Victim | None:
+        registry = self.scheduler_side.registry
+        node_id = registry.next_victim(self._is_locked)
+        if node_id is None:
             return None
-        _, _, _, _, kv_length, children = self._binding.collect_path_info([victim])[0][-1]
-        is_leaf = children == 0 and kv_length is not None and victim not in self._kv_locks
+        _, _, _, _, kv_length, children = self._binding.collect_path_info([node_id])[0][-1]
+        is_leaf = children == 0 and kv_length is not None and node_id not in self._kv_locks
         clears = self._clears_paths and children == 1 and not self.is_write_back
-        return victim, is_leaf, self.advisor.book.next_below(victim) if clears else None
+        return _Victim(node_id, is_leaf, registry.next_below(node_id) if clears else None)
 
-    def _drop_inner(self, victim: int, below: int | None, tracker: Any) -> Any:
-        if below is not None:
-            step = self._clear_path(victim, below)
+    def _drop_inner(self, victim: _Victim, tracker: dict[ComponentType, int]) -> WalkStep:
+        if victim.below is not None:
+            step = self._clear_path(victim.node_id, victim.below)
         else:
-            step = self._walk_to(victim, tracker)
+            step = self._walk_to(victim.node_id, tracker)
         if step.node_id is None and step.mamba_backup_node_id is None:
-            self.advisor.ask(self._inner_went, victim, step)
+            self._note_inner_drop(victim.node_id, step)
         return step
 
-    def _clear_path(self, victim: int, below: int) -> Any:
-        step = seams.inner_step()
+    def _clear_path(self, victim: int, below: int) -> WalkStep:
+        step = tree.inner_step()
         held: list[int] = []
         try:
-            self.advisor.ask(lambda: self._hold(self.advisor.book.above(victim), held))
+            self._hold_above(victim, held)
             super().evict_excess_path_states(
                 below, step.device_frees, step.host_frees, step.cache_actions
             )
         finally:
-            self._let_go(held)
+            self._release_held(held)
         step.tracker[_MAMBA] = sum(len(freed) for freed in step.device_frees[_MAMBA])
         return step
 
-    def _walk_to(self, victim: int, tracker: Any) -> Any:
+    def _walk_to(self, victim: int, tracker: dict[ComponentType, int]) -> WalkStep:
         self._end_native_walk()
         held: list[int] = []
         try:
-            older = itertools.takewhile(lambda state: state != victim, self._native_order)
-            self.advisor.ask(self._hold, older, held)
+            self._hold_older(victim, held)
             step = self._native_step(tracker)
         finally:
-            self._let_go(held)
+            self._release_held(held)
         if step.mamba_backup_node_id is None:
             self._end_native_walk()
         return step
 
-    def finish_mamba_state_eviction(self, node_id: int) -> Any:
+    def finish_mamba_state_eviction(self, node_id: int) -> WalkStep:
         """SGLang's, for the native walk that asked for the copy; then the state that went."""
         step = super().finish_mamba_state_eviction(node_id)
         self._end_native_walk()
-        self.advisor.ask(self._freed, step, node_id)
+        self._note_freed(step, node_id)
         return step
+
+    @advisory
+    def _hold_above(self, victim: int, held: list[int]) -> None:
+        self._hold(self.scheduler_side.registry.above(victim), held)
+
+    @advisory
+    def _hold_older(self, victim: int, held: list[int]) -> None:
+        self._hold(itertools.takewhile(lambda state: state != victim, self._native_order), held)
 
     def _hold(self, states: Iterable[int], held: list[int]) -> None:
         for state in states:
@@ -278,20 +338,21 @@ class IndexedRustCore(HostAwareRustCore):
                 self._binding.inc_lock_ref(state, self._all_but_state)
                 held.append(state)
 
-    def _let_go(self, held: list[int]) -> None:
+    def _release_held(self, held: list[int]) -> None:
         for state in held:
             self._binding.dec_lock_ref(state, self._receipt(state), False)
 
-    def _inner_went(self, victim: int, step: Any) -> None:
+    @advisory
+    def _note_inner_drop(self, victim: int, step: WalkStep) -> None:
         if self._holds_state(victim):
-            self.advisor.anomaly(f"SGLang's walk did not take state {victim}")
+            self.faults.count(f"SGLang's walk did not take state {victim}", takes_over=False)
             self._look_at_all()
         else:
-            self._freed(step, victim)
+            self._note_freed(step, victim)
 
-    def _receipt(self, node_id: int) -> Any:
+    def _receipt(self, node_id: int) -> object:
         receipt = self._receipts.get(node_id)
         if receipt is None:
-            receipt = seams.state_lock_receipt(self._bindings, node_id, self._all_but_state)
+            receipt = tree.state_lock_receipt(self._bindings, node_id, self._all_but_state)
             self._receipts[node_id] = receipt
         return receipt

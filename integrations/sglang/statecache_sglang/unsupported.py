@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from statecache.errors import SettingsError, exit_engine
 from statecache.trace.record_file import check_record_file
+from statecache_sglang.scheduler_side import scheduler_side_of
 
 if TYPE_CHECKING:
     from statecache.engine.settings import Settings
+    from statecache_sglang.views import (
+        ServerArguments,
+        TreeCache,
+    )
 
-_Test = Callable[[Any], bool]
+
+def _above_one(size: object) -> bool:
+    return isinstance(size, int) and size > 1
+
 
 # By the field of `ServerArgs` (SGLang 0.5.23): what is refused, and how the line calls it.
-REFUSED: dict[str, tuple[_Test, str]] = {
+REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
     "disable_radix_cache": (bool, "--disable-radix-cache (nothing would be cached)"),
     "radix_cache_backend": (bool, "--radix-cache-backend"),
     "hicache_storage_backend": (bool, "--hicache-storage-backend"),
@@ -30,8 +38,8 @@ REFUSED: dict[str, tuple[_Test, str]] = {
     "enable_streaming_session": (bool, "--enable-streaming-session"),
     "enable_unified_memory": (bool, "--enable-unified-memory"),
     "speculative_algorithm": (bool, "speculative decoding (--speculative-algorithm)"),
-    "pp_size": (lambda size: size > 1, "pipeline parallelism (--pp-size above 1)"),
-    "dp_size": (lambda size: size > 1, "data parallelism (--dp-size above 1)"),
+    "pp_size": (_above_one, "pipeline parallelism (--pp-size above 1)"),
+    "dp_size": (_above_one, "data parallelism (--dp-size above 1)"),
     "disaggregation_mode": (
         lambda mode: mode != "null",
         "prefill/decode disaggregation (--disaggregation-mode)",
@@ -48,18 +56,18 @@ def refuse_host_copies(settings: Settings) -> None:
 
 
 def refuse_storage(
-    original: Callable[..., tuple[bool, str]], cache: Any, *args: Any, **kwargs: Any
+    original: Callable[..., tuple[bool, str]], cache: TreeCache, *args: object, **kwargs: object
 ) -> tuple[bool, str]:
     """Around `UnifiedRadixCache.attach_storage_backend`, by which a running server gets one.
 
     The request is answered with the reason, and the server goes on as it is.
     """
-    if getattr(cache.tree_core, "advisor", None) is None:
+    if scheduler_side_of(cache) is None:
         return original(cache, *args, **kwargs)
     return False, "statecache: a storage backend is not supported with --kv-cache-plugin statecache"
 
 
-def refuse(server_args: Any, settings: Settings) -> None:
+def refuse(server_args: ServerArguments, settings: Settings) -> None:
     """Stop with one line if `server_args` asks for something that is not supported."""
     if settings.record is not None and multiprocessing.parent_process() is None:
         # In a child the file may be that of this very server.
@@ -69,6 +77,6 @@ def refuse(server_args: Any, settings: Settings) -> None:
             exit_engine(error)
     if server_args.enable_hierarchical_cache:
         refuse_host_copies(settings)
-    for field, (asked_for, name) in REFUSED.items():
-        if asked_for(getattr(server_args, field)):
+    for field, (is_refused, name) in REFUSED.items():
+        if is_refused(getattr(server_args, field)):
             exit_engine(f"{name} is not supported with --kv-cache-plugin statecache")

@@ -126,10 +126,10 @@ class Watched:
 
     def check(self) -> None:
         super().check()
-        assert self.core.advisor.book.watermark == self.watermark
+        assert self.core.scheduler_side.registry.watermark == self.watermark
         ranked = self.priorities()
         assert ranked == {
-            n: (self.core.advisor.book.priority(n), u) for n, (_, u) in ranked.items()
+            n: (self.core.scheduler_side.registry.priority(n), u) for n, (_, u) in ranked.items()
         }
 
     def flush(self) -> None:

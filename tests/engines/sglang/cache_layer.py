@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from statecache.engine.settings import Settings
-from statecache_sglang.learned_book import LearnedBook, space_of
+from statecache_sglang.scheduler_side import namespace_of
 
 FULL, MAMBA = ComponentType.FULL, ComponentType.MAMBA
 CORES = ("python", "rust")
@@ -176,11 +176,11 @@ class Traffic:
         return match.device_prefix_len, self.lock(match.best_match_node)
 
     def requested(self, tokens, node, extra_key=None, cache_salt=None) -> None:
-        """Tell a book that learns, as the scheduler's admission does."""
-        advisor = getattr(self.core, "advisor", None)
-        if advisor is not None and isinstance(advisor.book, LearnedBook):
-            space = space_of(extra_key, cache_salt)
-            advisor.ask(advisor.book.requested, array("q", tokens), space, node, [len(tokens)])
+        """Tell a policy that needs prompts, as the scheduler's admission does."""
+        side = getattr(self.core, "scheduler_side", None)
+        if side is not None:
+            namespace = namespace_of(extra_key, cache_salt)
+            side.on_prompt(array("q", tokens), namespace, node, [len(tokens)])
 
     def hit(self, tokens, **namespace) -> int:
         return self.match(tokens, **namespace).device_prefix_len
@@ -297,8 +297,8 @@ class Traffic:
         assert cached + self.state_pool.available_size() == self.slots
         kv = self.core.all_values_flatten().numel()
         assert kv + self.allocator.available_size() == self.kv_tokens
-        advisor = getattr(self.core, "advisor", None)
-        if advisor is not None:
-            assert advisor.anomalies == 0
-            assert len(advisor.book) == cached
-            advisor.book.check()
+        side = getattr(self.core, "scheduler_side", None)
+        if side is not None:
+            assert side.faults.anomalies == 0
+            assert len(side.registry) == cached
+            side.registry.check()

@@ -22,7 +22,7 @@ def run_in_step(caches: list[Traffic], seed: int, count: int) -> None:
         seen = []
         for cache in caches:
             result = perform(cache, operation)
-            if hasattr(cache.core, "advisor"):
+            if hasattr(cache.core, "scheduler_side"):
                 cache.check()
             free = cache.allocator.available_size()
             seen.append((result, cache.state_slots(), free))
@@ -51,7 +51,10 @@ def test_gds_is_the_same_on_both_cores_and_equals_brute_force(pool, share):
         watched = WatchedTraffic("python", **SIZES)
         other = Traffic("rust", **SIZES)
     run_in_step([watched, other], SEED + 1, int(OPERATIONS * share))
-    assert watched.core.advisor.book.watermark == other.core.advisor.book.watermark
+    assert (
+        watched.core.scheduler_side.registry.watermark
+        == other.core.scheduler_side.registry.watermark
+    )
     assert watched.evictions > 5_000 * share
 
 
@@ -61,11 +64,11 @@ def test_learned_is_the_same_on_both_cores(pool, share):
     with plugin(policy="learned", **(INT8 if pool == "int8" else {})):
         caches = [Traffic(core, **SIZES) for core in CORES]
     run_in_step(caches, SEED + 3, int(6_000 * share))
-    one, other = (cache.core.advisor for cache in caches)
-    assert one.book.sample() == other.book.sample()
-    assert one.book.sample()["learned_ghosts"] > 100 * share
-    assert one.counts.numbers == other.counts.numbers
-    assert one.counts.numbers["evictions|policy"] > 1_000 * share
+    python, rust = (cache.core.scheduler_side for cache in caches)
+    assert python.registry.sample() == rust.registry.sample()
+    assert python.registry.sample()["learned_ghosts"] > 100 * share
+    assert python.counts.numbers == rust.counts.numbers
+    assert python.counts.numbers["evictions|policy"] > 1_000 * share
 
 
 @pytest.mark.parametrize("policy", ["gds", "lru", "learned"])

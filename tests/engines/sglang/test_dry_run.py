@@ -14,8 +14,8 @@ from statecache.replay.prefix_tree import PrefixTree
 from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import replay
 from statecache.trace.format import read_trace
-from statecache_sglang import recording
 from statecache_sglang.recording import Recording
+from statecache_sglang.seams import scheduler as scheduler_seams
 from support.exposition import wait_for
 from support.waiting import wait_for_lines
 
@@ -35,7 +35,7 @@ def test_the_cache_layer_is_sglangs_own(core):
 
 
 def test_a_model_without_states_gets_no_dry_run(monkeypatch, caplog):
-    monkeypatch.setattr(recording.record_seams, "is_first_rank", lambda: True)
+    monkeypatch.setattr(scheduler_seams, "is_first_rank", lambda: True)
     given = {"kv_cache_plugin": "statecache", "dry_run": True}
     made = Recording(Settings.from_given(given, {}))
     made.begin(types.SimpleNamespace(req_to_token_pool=object(), max_total_num_tokens=1))

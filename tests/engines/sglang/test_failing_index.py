@@ -1,6 +1,6 @@
 """The state index fails in the middle of its work: SGLang's own order takes over, no slot is lost.
 
-`statecache.StateIndex` does not fail by itself; here one of its calls raises, before or after it
+The index does not fail by itself; here one of its calls raises, before or after it
 did its work.
 """
 
@@ -12,8 +12,8 @@ from host_layer import WRITE_POLICIES, HostTraffic
 from planted_faults import FailingIndex
 from random_traffic import host_operations, operations, perform
 
-from statecache import StateIndex
-from statecache_sglang import scheduler_side as states
+from statecache.index.policies import make_index
+from statecache_sglang import state_registry
 
 SEED = 20_241_201
 SIZES = {"slots": 16, "kv_tokens": 900}
@@ -28,7 +28,9 @@ def failing(request, monkeypatch, caplog):
 
     def plant(late: bool) -> None:
         monkeypatch.setattr(
-            states, "StateIndex", lambda *o: FailingIndex(StateIndex(*o), request.param, late=late)
+            state_registry,
+            "make_index",
+            lambda *of: FailingIndex(make_index(*of), request.param, late=late),
         )
 
     return plant
@@ -44,8 +46,8 @@ def no_slot_is_lost(traffic: Traffic) -> None:
 
 def ended(traffic: Traffic) -> bool:
     """Whether the plugin's part ended by one error, not more."""
-    advisor = traffic.core.advisor
-    return (advisor.active, advisor.anomalies) == (False, 1)
+    side = traffic.core.scheduler_side
+    return (side.faults.active, side.faults.anomalies) == (False, 1)
 
 
 @both_cores
@@ -99,9 +101,9 @@ def test_a_flush_starts_the_index_again(failing, core):
         perform(led, operation)
     assert ended(led)
     led.flush()
-    assert led.core.advisor.active
+    assert led.core.scheduler_side.faults.active
     led.run([7] * 100)
-    assert len(led.core.advisor.book) == 1
+    assert len(led.core.scheduler_side.registry) == 1
 
 
 @pytest.mark.parametrize("where", ["a fork", "a path"])
@@ -116,12 +118,12 @@ def test_a_state_that_is_gone_unseen_does_not_stop_the_rust_core(where, caplog):
     if where == "a fork":
         led.run([2] + [3] * 20)
     inner = led.match([2]).best_match_node
-    book, core = led.core.advisor.book, led.core
+    registry, core = led.core.scheduler_side.registry, led.core
     unknown = 1_000_000
     core._native_order = {unknown: None, **core._native_order}
-    book.above = lambda _state: [unknown]
+    registry.above = lambda _state: [unknown]
     held = len(led.state_slots())
-    assert book.priority(inner) == min(map(book.priority, book.states()))
+    assert registry.priority(inner) == min(map(registry.priority, registry.states()))
     assert led.evict(states=1) == 1
     assert len(led.state_slots()) == held - 1
     no_slot_is_lost(led)

@@ -5,6 +5,7 @@ in test_seams.py, a pool that SGLang has no bytes left for in test_int8_budget.p
 """
 
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -32,7 +33,6 @@ import statecache
 from statecache.checkpoint.pool import CheckpointPool
 from statecache.trace.format import read_trace
 from statecache_sglang import reporting
-from statecache_sglang.seams import AroundPatch
 from support.exposition import wait_for
 from support.waiting import DEADLINE_SECONDS, wait_for_lines
 
@@ -149,12 +149,16 @@ def test_loaded_twice_the_flags_are_there_once_and_all_is_counted_once():
     assert counted == ["[4, 1, 11, 10, 0]"] * 2
 
 
-def around_with(seen: list[str], name: str):
-    def around(original, *args, **kwargs):
-        seen.append(name)
+def wrap(monkeypatch, owner, name: str, seen: list[str]) -> None:
+    """Put another plugin's wrapper around a method."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapper(*args, **kwargs):
+        seen.append("other")
         return original(*args, **kwargs)
 
-    return around
+    monkeypatch.setattr(owner, name, wrapper)
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
@@ -167,18 +171,15 @@ def test_another_plugin_around_the_same_method_is_called_too_and_stays(
 ):
     seen: list[str] = []
     own = getattr(owner, name)
-    monkeypatch.setattr(owner, name, own)  # back to it in the end
-    other = AroundPatch(owner, name, around_with(seen, "other"))
     stack = contextlib.ExitStack()
     if order == "before":
-        other.install()
+        wrap(monkeypatch, owner, name, seen)
         theirs = getattr(owner, name)
         stack.enter_context(plugin(policy="gds"))
         assert getattr(owner, name) is not theirs
     else:
         stack.enter_context(plugin(policy="gds"))
-        other = AroundPatch(owner, name, around_with(seen, "other"))
-        other.install()
+        wrap(monkeypatch, owner, name, seen)
         theirs = getattr(owner, name)
     with stack:
         called(owner, name)
@@ -186,9 +187,7 @@ def test_another_plugin_around_the_same_method_is_called_too_and_stays(
     assert getattr(owner, name) is theirs
     called(owner, name)
     assert seen == ["other"] * 2
-    other.remove()
-    if order == "before":
-        assert getattr(owner, name) is own
+    assert own is not theirs
 
 
 def called(owner, name) -> None:
@@ -199,21 +198,6 @@ def called(owner, name) -> None:
             getattr(owner, name)(SimpleNamespace(tree_cache=cache), None, False, None)
         else:
             getattr(owner, name)(SimpleNamespace(supports_mamba=lambda: False), None)
-
-
-def test_a_wrapper_that_was_taken_off_under_another_one_does_nothing_more():
-    class Owner:
-        def method(self):
-            return []
-
-    ours = AroundPatch(Owner, "method", lambda original, self: ["ours", *original(self)])
-    ours.install()
-    theirs = AroundPatch(Owner, "method", lambda original, self: ["theirs", *original(self)])
-    theirs.install()
-    assert Owner().method() == ["theirs", "ours"]
-    ours.remove()
-    assert Owner().method() == ["theirs"]
-    ours.install()  # a later engine of this process
 
 
 @pytest.mark.parametrize("core", CORES)
@@ -233,7 +217,7 @@ def test_a_store_that_fails_caches_nothing_and_loses_no_slot(core, monkeypatch, 
         traffic.core.sanity_check([], [])
     assert kept == [number % 3 != 1 for number in range(12)]
     assert (pool.failed, pool.stored) == (4, 8)
-    assert traffic.core.advisor.active
+    assert traffic.core.scheduler_side.faults.active
     assert reporting.sample(traffic.cache)["anomalies"] == 4
     (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert "could not be stored; it is not cached" in line.message
@@ -278,7 +262,7 @@ def test_a_storage_backend_cannot_be_attached_to_a_cache_the_index_leads(core, m
             False,
             "statecache: a storage backend is not supported with --kv-cache-plugin statecache",
         )
-        led.core.advisor = None  # as a cache of SGLang's own
+        led.core.scheduler_side = None  # as a cache of SGLang's own
         own = SimpleNamespace(attach=lambda **_: (True, "attached"))
         monkeypatch.setattr(led.cache, "_storage_attachment", own)
         assert led.cache.attach_storage_backend(storage_backend="file") == (True, "attached")

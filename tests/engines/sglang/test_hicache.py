@@ -45,12 +45,12 @@ def cached(traffic: HostTraffic, *requests: list[int]) -> list[int]:
     return [traffic.match(one).best_match_node for one in requests]
 
 
-def book(traffic: HostTraffic):
-    return traffic.core.advisor.book
+def registry(traffic: HostTraffic):
+    return traffic.core.scheduler_side.registry
 
 
 def priority(traffic: HostTraffic, node: int):
-    return pytest.approx(book(traffic).priority(node), rel=1e-12)
+    return pytest.approx(registry(traffic).priority(node), rel=1e-12)
 
 
 A, B, C = tokens(1, 100), tokens(1, 120), tokens(2, 50)
@@ -63,7 +63,7 @@ def with_a_on_the_host(core: str, write: str) -> tuple[HostTraffic, list[int]]:
     traffic.hold(B)
     traffic.hold(C)
     assert traffic.evict(states=1) == 1
-    assert book(traffic).on_host_alone() == {nodes[0]}
+    assert registry(traffic).host_only() == {nodes[0]}
     traffic.let_go()
     traffic.let_go()
     traffic.check()
@@ -76,11 +76,11 @@ def test_a_state_on_the_host_alone_is_a_shallower_neighbour(core, write):
     """A went with priority 1.8621665e-3, the watermark since. B costs the 20 tokens below A."""
     traffic, (a, b, c) = with_a_on_the_host(core, write)
     clock = GAIN[0, 100]
-    assert pytest.approx(book(traffic).watermark, rel=1e-12) == clock
+    assert pytest.approx(registry(traffic).watermark, rel=1e-12) == clock
     assert priority(traffic, b) == clock + GAIN[100, 120]
     assert priority(traffic, c) == clock + GAIN[0, 50]
     assert traffic.evict(states=1) == 1
-    assert book(traffic).on_host_alone() == {a, b}
+    assert registry(traffic).host_only() == {a, b}
     assert traffic.hit(C) == (50, 0, 0)
     traffic.check()
 
@@ -91,11 +91,11 @@ def test_a_state_that_leaves_the_host_raises_the_gain_below_it(core, write):
     """As before, but A leaves the host as well: now B costs 120 tokens, and C goes first."""
     traffic, (a, b, c) = with_a_on_the_host(core, write)
     assert traffic.evict_host(states=1) == 1
-    assert a not in book(traffic)
+    assert a not in registry(traffic)
     clock = GAIN[0, 100]
     assert priority(traffic, b) == clock + GAIN[0, 120]
     assert traffic.evict(states=1) == 1
-    assert book(traffic).on_host_alone() == {c}
+    assert registry(traffic).host_only() == {c}
     assert traffic.hit(B) == (120, 0, 0)
     traffic.check()
 
@@ -113,7 +113,7 @@ def test_a_load_from_the_host_is_a_use_and_brings_the_same_bytes(core, write):
     states.conv[0][:, slot] = 3
     node, _ = cached(traffic, x, y)
     assert traffic.evict(states=1) == 1
-    assert book(traffic).on_host_alone() == {node}
+    assert registry(traffic).host_only() == {node}
     assert traffic.evict(states=1) == 1
     states.temporal.zero_()
     states.conv[0].zero_()
@@ -121,13 +121,13 @@ def test_a_load_from_the_host_is_a_use_and_brings_the_same_bytes(core, write):
 
     traffic.hold(x)
     assert traffic.hit(x) == (20, 0, 0)
-    assert node not in book(traffic).on_host_alone()
+    assert node not in registry(traffic).host_only()
     (slot,) = traffic.state_slots()
     assert bool((states.temporal[:, slot] == 7).all())
     assert bool((states.conv[0][:, slot] == 3).all())
     traffic.let_go()
     traffic.events()
-    assert pytest.approx(book(traffic).watermark, rel=1e-12) == GAIN[0, 40]
+    assert pytest.approx(registry(traffic).watermark, rel=1e-12) == GAIN[0, 40]
     assert priority(traffic, node) == GAIN[0, 40] + GAIN[0, 20]
     traffic.check()
 
@@ -141,7 +141,7 @@ def test_a_split_leaves_the_host_copy_on_the_child(core, write):
     (node,) = cached(traffic, whole)
     traffic.evict(states=1)
     assert traffic.hit(half) == (0, 0, 0)
-    assert book(traffic).on_host_alone() == {node}
+    assert registry(traffic).host_only() == {node}
     traffic.check()
     traffic.run(half)
     traffic.events()
@@ -163,7 +163,7 @@ def test_a_copy_to_the_host_is_no_use(core):
     traffic.run(x)
     node = traffic.match(x).best_match_node
     assert traffic.evict(states=2) == 1
-    assert pytest.approx(book(traffic).watermark, rel=1e-12) == GAIN[0, 10]
+    assert pytest.approx(registry(traffic).watermark, rel=1e-12) == GAIN[0, 10]
     assert priority(traffic, node) == GAIN[0, 20]
     traffic.events()
     assert priority(traffic, node) == GAIN[0, 20]
@@ -192,8 +192,8 @@ def test_the_last_request_counts_although_a_copy_is_under_way(core):
 def test_a_flush_forgets_the_host_too(core, write):
     traffic, _ = with_a_on_the_host(core, write)
     traffic.flush()
-    assert len(book(traffic)) == 0
-    assert not book(traffic).on_host_alone()
+    assert len(registry(traffic)) == 0
+    assert not registry(traffic).host_only()
     assert traffic.hit(A) == (0, 0, 0)
     cached(traffic, A, C)
     traffic.check()
@@ -290,7 +290,7 @@ def run_in_step(caches: list[HostTraffic], count: int) -> int:
             cache.check()
             seen.append((result, cache.state_slots(), cache.sizes()))
         assert all(one == seen[0] for one in seen), (number, operation, seen)
-        on_host += len(book(caches[-1]).on_host_alone())
+        on_host += len(registry(caches[-1]).host_only())
     return on_host
 
 
@@ -302,7 +302,7 @@ def test_gds_is_the_same_on_both_cores_and_equals_brute_force(write, size, share
         watched = WatchedHostTraffic("python", write, **SIZES[size])
         other = HostTraffic("rust", write, **SIZES[size])
         on_host = run_in_step([watched, other], count)
-    assert book(watched).watermark == book(other).watermark
+    assert registry(watched).watermark == registry(other).watermark
     assert watched.evictions > count // 4
     if size == "small device":
         assert on_host > count

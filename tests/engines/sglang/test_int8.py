@@ -77,7 +77,7 @@ def test_both_pools_add_up(core):
         assert traffic.requests.mamba_allocator.available_size() == 4
         traffic.core.sanity_check([], [])
     assert pool.available_size() == 0
-    assert traffic.core.advisor.anomalies == 0
+    assert traffic.core.scheduler_side.faults.anomalies == 0
 
 
 @pytest.mark.parametrize("core", CORES)

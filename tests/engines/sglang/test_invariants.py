@@ -109,19 +109,19 @@ def test_an_index_that_lost_a_state_is_silenced(core, pool):
     """SGLang's counters are right here, and no slot is lost: the server must not be stopped."""
     with plugin(policy="gds", **POOLS[pool]):
         traffic = after_some_requests(core)
-        advisor = traffic.core.advisor
-        advisor.book.gone(advisor.book.states()[0])
+        side = traffic.core.scheduler_side
+        side.registry.drop(side.registry.states()[0])
         leaked, message = state_check(traffic)
         assert not leaked
         assert f"cached=4, free={traffic.slots - 5}" in message.splitlines()[-1]
-        assert (advisor.active, advisor.anomalies) == (False, 1)
+        assert (side.faults.active, side.faults.anomalies) == (False, 1)
         assert "statecache" not in state_check(traffic)[1]
 
 
 def test_where_the_index_is_silent_the_check_is_sglangs_alone():
     with plugin(policy="gds"):
         traffic = after_some_requests("rust")
-        traffic.core.advisor.active = False
+        traffic.core.scheduler_side.faults.active = False
         leaked, message = state_check(traffic)
         assert not leaked
         assert "statecache" not in message

@@ -12,7 +12,8 @@ from test_slot_shortage import SLOTS, fill_with_pinned
 from tiny_model import make_tiny_model
 
 from statecache.tools.doctor_server import look_at_server
-from statecache_sglang import pool_seams, reporting
+from statecache_sglang import reporting
+from statecache_sglang.seams import scheduler as scheduler_seams
 from support.exposition import read, wait_for
 
 
@@ -97,7 +98,7 @@ def test_a_request_counts_what_its_match_found(core):
         traffic = Traffic(core, slots=SLOTS)
     traffic.run(numbered(0, 30))
     traffic.run(numbered(0, 40))
-    counts = traffic.core.advisor.counts
+    counts = traffic.core.scheduler_side.counts
 
     def ask() -> int:
         req = request(numbered(0, 35) + numbered(900, 15))
@@ -139,22 +140,22 @@ def test_where_sglangs_metrics_are_off_nothing_is_set_up(monkeypatch):
     """Without --enable-metrics not even prometheus_client is loaded."""
     with plugin(policy="gds"):
         traffic = Traffic("rust", slots=6)
-    monkeypatch.setattr(pool_seams, "PrometheusClasses", None)  # must not be reached
+    monkeypatch.setattr(scheduler_seams, "PrometheusClasses", None)  # must not be reached
     monkeypatch.delitem(sys.modules, "prometheus_client", raising=False)
     for _ in range(3):
         reporting.report(traffic.cache)
-    assert traffic.core.advisor.reporter is not None
+    assert traffic.core.scheduler_side.reporter is not None
     assert "prometheus_client" not in sys.modules
 
 
 def test_a_report_that_fails_takes_nothing_down(monkeypatch, caplog):
     with plugin(policy="gds"):
         traffic = Traffic("rust", slots=6)
-    monkeypatch.setattr(pool_seams, "exporter", lambda: 1 / 0)
+    monkeypatch.setattr(scheduler_seams, "exporter", lambda: 1 / 0)
     for _ in range(3):
         reporting.report(traffic.cache)
     reporting.report(Traffic("rust", slots=6).cache)  # a cache that is SGLang's own
-    assert traffic.core.advisor.active
+    assert traffic.core.scheduler_side.faults.active
     assert [record.getMessage() for record in caplog.records] == [
         "statecache: metrics failed; they are wrong from now on"
     ]

@@ -179,8 +179,8 @@ def test_a_lock_released_twice_is_refused_and_nothing_is_below_zero(core, pool):
         traffic.unlock(lock)
         with pytest.raises((AssertionError, RuntimeError), match="release hit lock_ref=0"):
             traffic.unlock(lock)
-    advisor = led.core.advisor
-    assert (advisor.active, advisor.anomalies) == (True, 0)
+    side = led.core.scheduler_side
+    assert (side.faults.active, side.faults.anomalies) == (True, 0)
     if core == "rust":
         assert (dict(led.core._state_locks), dict(led.core._kv_locks)) == ({}, {})
         return
@@ -210,11 +210,11 @@ def test_a_lock_released_after_a_flush_changes_nothing(core, pool):
 def test_an_unpin_too_many_in_the_index_is_counted_and_sglang_goes_on(core):
     """What lives on the host alone is pinned in the index, once."""
     traffic, (state, *_) = with_a_on_the_host(core, "write_through")
-    advisor = traffic.core.advisor
-    advisor.ask(advisor.book._index.unpin, state)
-    assert (advisor.active, advisor.anomalies) == (True, 0)
-    advisor.ask(advisor.book._index.unpin, state)
-    assert (advisor.active, advisor.anomalies) == (False, 1)
+    side = traffic.core.scheduler_side
+    side.faults.ask(side.registry._index.unpin, state)
+    assert (side.faults.active, side.faults.anomalies) == (True, 0)
+    side.faults.ask(side.registry._index.unpin, state)
+    assert (side.faults.active, side.faults.anomalies) == (False, 1)
     held = len(traffic.state_slots())
     assert traffic.evict(states=held) == held
     assert traffic.hit(A) == (0, 100, 1)

@@ -15,8 +15,9 @@ from statecache.engine.settings import Settings
 from statecache.replay.prefix_tree import PrefixTree
 from statecache.trace.format import read_trace
 from statecache.trace.recorder import BlockIds
-from statecache_sglang import record_seams, recording
 from statecache_sglang.recording import Recording
+from statecache_sglang.seam_table import RECORDING_SEAMS
+from statecache_sglang.seams import scheduler as scheduler_seams
 from support.waiting import DEADLINE_SECONDS, wait_for_lines
 
 ON = ("--kv-cache-plugin", "statecache")
@@ -32,7 +33,7 @@ def model(tmp_path_factory):
 
 
 def test_every_seam_of_the_installed_version_is_in_place():
-    assert {state for _, state in probe(record_seams.SEAMS)} == {"ok"}
+    assert {state for _, state in probe(RECORDING_SEAMS)} == {"ok"}
 
 
 def sessions_of(path) -> list[int | None]:
@@ -92,7 +93,7 @@ def recorded_to(path) -> Settings:
 
 
 def test_a_server_that_starts_again_records_beside_its_first_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(recording.record_seams, "is_first_rank", lambda: True)
+    monkeypatch.setattr(scheduler_seams, "is_first_rank", lambda: True)
     path = tmp_path / "traffic.jsonl"
     path.write_text("precious")
     made = Recording(recorded_to(path))
@@ -104,7 +105,7 @@ def test_a_server_that_starts_again_records_beside_its_first_file(tmp_path, monk
 
 @pytest.fixture
 def feed(tmp_path, monkeypatch):
-    monkeypatch.setattr(recording.record_seams, "is_first_rank", lambda: True)
+    monkeypatch.setattr(scheduler_seams, "is_first_rank", lambda: True)
     made = Recording(recorded_to(tmp_path / "traffic"))
     made.begin(None)
     return made
@@ -120,8 +121,8 @@ def test_a_retracted_request_is_there_once(feed, tmp_path):
     feed.arrived(req)
     feed.arrived(req)  # queued again
     req.output_ids = array("q", [1, 2, 3])
-    feed.gone(req)
-    feed.gone(req)  # the overlapped schedule reports an end twice
+    feed.ended(req)
+    feed.ended(req)  # the overlapped schedule reports an end twice
     assert [line["output_length"] for line in lines(feed, tmp_path)] == [3]
 
 
@@ -130,7 +131,7 @@ def test_a_prompt_that_sglang_replaced_when_it_aborted_is_as_it_came(feed, tmp_p
     feed.arrived(req)
     with get_parallel().override(tp_rank=0):
         req.set_finish_with_abort("no")
-    feed.gone(req)
+    feed.ended(req)
     assert len(req.origin_input_ids) == 1
     assert [line["input_length"] for line in lines(feed, tmp_path)] == [600]
 
@@ -139,24 +140,24 @@ def test_keys_and_salts_that_sglang_keeps_apart_have_ids_of_their_own():
     ids = BlockIds(b"key")
     more = [{}, {"extra_key": "a"}, {"cache_salt": "a"}, {"extra_key": "a", "lora_id": "b"}]
     reqs = [request(chat(600), **one) for one in more]
-    first = [ids.of(record_seams.ended(req, req.origin_input_ids))[0] for req in reqs]
+    first = [ids.of(scheduler_seams.ended(req, req.origin_input_ids))[0] for req in reqs]
     assert len(set(first)) == 4
 
 
 def test_prompts_given_as_embeddings_are_left_out(feed, tmp_path):
     req = request(chat(600), input_embeds=[[0.0]])
     feed.arrived(req)
-    feed.gone(req)
+    feed.ended(req)
     assert lines(feed, tmp_path) == []
 
 
 def test_other_ranks_write_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(recording.record_seams, "is_first_rank", lambda: False)
+    monkeypatch.setattr(scheduler_seams, "is_first_rank", lambda: False)
     feed = Recording(recorded_to(tmp_path / "traffic"))
     feed.begin(None)
     req = request(chat(600))
     feed.arrived(req)
-    feed.gone(req)
+    feed.ended(req)
     assert not (tmp_path / "traffic").exists()
     assert feed._tokens == {}
 
@@ -166,8 +167,8 @@ def test_an_unexpected_request_ends_the_recording_and_nothing_else(feed, tmp_pat
     feed.arrived(req)
     recorder = feed._recorder
     monkeypatch.delattr(type(req), "output_ids_through_stop")
-    feed.gone(req)
+    feed.ended(req)
     feed.arrived(late)
-    feed.gone(late)
+    feed.ended(late)
     recorder.close()
     assert (tmp_path / "traffic").read_text() == ""

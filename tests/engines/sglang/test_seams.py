@@ -17,7 +17,8 @@ from statecache.engine.settings import Settings
 from statecache.errors import SeamError
 from statecache_sglang import seam_table, seams
 from statecache_sglang.install import install
-from statecache_sglang.seam_table import SEAMS, TESTED
+from statecache_sglang.patches import HOOKS, PATCHES
+from statecache_sglang.seam_table import RECORDING_SEAMS, SEAMS, TESTED, VIEWS
 from statecache_sglang.unsupported import REFUSED
 
 ON = {"kv_cache_plugin": "statecache"}
@@ -34,7 +35,16 @@ def places() -> tuple[object, ...]:
 
 def test_every_seam_of_the_installed_version_is_in_place():
     assert seams.engine_version() in TESTED
-    assert {state for _, state in probe(SEAMS)} == {"ok"}
+    assert {state for _, state in probe(SEAMS, VIEWS)} == {"ok"}
+
+
+def test_every_change_is_of_a_seam_that_is_probed_and_says_why_and_until_when():
+    """`Engine` is not loaded in a scheduler: what the plugin does to it is a hook."""
+    probed = {seam.target for seam in (*SEAMS, *RECORDING_SEAMS)}
+    targets = [patch.target for patch in (*PATCHES, *HOOKS)]
+    assert set(targets) - probed == {"sglang.srt.entrypoints.engine:Engine.server_args_class"}
+    assert len(set(targets)) == len(targets)
+    assert all(row.why and row.upstream and row.remove_when for row in (*PATCHES, *HOOKS))
 
 
 def test_what_is_installed_can_be_taken_back():
@@ -95,7 +105,7 @@ def test_an_untested_version_warns_and_works_and_with_strict_stops(monkeypatch, 
             for number in range(8):
                 traffic.run([number] * 10)
             assert traffic.hit([7] * 10) == 10
-            assert traffic.core.advisor.counts.numbers["evictions|policy"] == 2
+            assert traffic.core.scheduler_side.counts.numbers["evictions|policy"] == 2
             traffic.check()
     with pytest.raises(SeamError, match=r"0\.5\.99 was not tested"):
         install(Settings.from_given({**ON, "strict": True}, {}))
@@ -138,6 +148,7 @@ def test_without_the_flag_only_the_flags_themselves_are_there():
         "statecache_sglang.adapter",
         "statecache_sglang.engine_paths",
         "statecache_sglang.seams",
+        "statecache_sglang.seams.server_args",
     ]
     assert hooked == [["ServerArgs", n] for n in ("add_cli_args", "from_cli_args", "resolve_once")]
     assert components == ["FullComponent", "MambaComponent", "SWAComponent"]

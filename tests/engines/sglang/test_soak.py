@@ -48,8 +48,8 @@ def run(kind: str, requests: int, seconds: float, every: int = 1_000) -> soak.Re
             seconds=seconds,
             every=every,
         )
-        assert traffic.core.advisor.active
-        numbers = traffic.core.advisor.counts.numbers
+        assert traffic.core.scheduler_side.faults.active
+        numbers = traffic.core.scheduler_side.counts.numbers
         chosen = "evictions|to_host" if host else "evictions|policy"
         assert numbers[chosen] > report.requests / 20
     return report

@@ -11,9 +11,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from statecache_sglang import seams
-from statecache_sglang.learned_book import LearnedBook
+from statecache_sglang.pool_views import Tensor
+from statecache_sglang.scheduler_side import scheduler_side_of
 from statecache_sglang.seams import load
+from statecache_sglang.seams.server_args import set_chunk_size
+from statecache_sglang.views import (
+    LockParameters,
+)
 
 __all__ = ["CacheLayer", "NoRoomError"]
 
@@ -25,6 +29,9 @@ _MEMORY = "sglang.srt.mem_cache"
 
 class NoRoomError(Exception):
     """No slot, or no KV, could be had: all the rest is in use."""
+
+
+HeldLock = tuple[int, LockParameters]
 
 
 def _state_shape() -> Any:
@@ -45,7 +52,7 @@ def _state_shape() -> Any:
 def _build_pools(slots: int, kv_tokens: int) -> tuple[Any, Any]:
     arguments = load("sglang.srt.server_args")
     server_args = arguments.ServerArgs(model_path="dummy", page_size=1)
-    seams.set_chunk_size(server_args, 64)
+    set_chunk_size(server_args, 64)
     arguments.set_global_server_args_for_scheduler(server_args)
     pools = load(f"{_MEMORY}.memory_pool")
     requests = pools.HybridReqToTokenPool(
@@ -106,29 +113,29 @@ class CacheLayer:
         self._states = requests.mamba_allocator if checkpoints is None else checkpoints
         self.evicted_states = 0
 
-    def match(self, tokens: Sequence[int]) -> tuple[Any, int, int]:
+    def match(self, tokens: Sequence[int]) -> tuple[int, int, int]:
         """Return the node to resume from, its depth, and how far KV is resident."""
         found = self._cache.match_prefix(self._base.MatchPrefixParams(key=self._tokens(tokens)))
         return found.best_match_node, found.device_prefix_len, found.full_kv_hit_length
 
-    def requested(self, tokens: Sequence[int], node: Any, depths: Sequence[int]) -> None:
+    def requested(self, tokens: Sequence[int], node: int, depths: Sequence[int]) -> None:
         """A request is admitted that resumes at `node`; it will cache states at `depths`.
 
-        `learned` is told, as by the scheduler's admission.
+        As the scheduler's admission tells a policy that needs prompts.
         """
-        advisor = getattr(self._cache.tree_core, "advisor", None)
-        if advisor is not None and isinstance(advisor.book, LearnedBook):
-            advisor.ask(advisor.book.requested, array("q", tokens), b"", node, depths)
+        side = scheduler_side_of(self._cache)
+        if side is not None:
+            side.on_prompt(array("q", tokens), b"", node, depths)
 
-    def lock(self, node: Any) -> tuple[Any, Any]:
+    def lock(self, node: int) -> HeldLock:
         """Keep what a running request needs; give the result to `unlock`."""
         return node, self._cache.inc_lock_ref(node).to_dec_params()
 
-    def unlock(self, lock: tuple[Any, Any]) -> None:
+    def unlock(self, lock: HeldLock) -> None:
         """The running request has moved on."""
         self._cache.dec_lock_ref(*lock)
 
-    def compute(self, tokens: int) -> Any:
+    def compute(self, tokens: int) -> Tensor:
         """Take KV slots for so many tokens. Raises `NoRoomError`."""
         missing = tokens - self._allocator.available_size()
         if missing > 0:
@@ -136,15 +143,16 @@ class CacheLayer:
         taken = self._allocator.alloc(tokens)
         if taken is None:
             raise NoRoomError("KV")
-        return taken
+        slots: Tensor = taken
+        return slots
 
-    def release(self, taken: Any) -> None:
+    def release(self, taken: Tensor) -> None:
         """Give back KV slots that are not cached."""
         self._allocator.free(taken)
 
     def cache(
-        self, tokens: Sequence[int], hit: int, node: Any, fresh: Any, *, end: bool = True
-    ) -> Any:
+        self, tokens: Sequence[int], hit: int, node: int, fresh: Tensor, *, end: bool = True
+    ) -> int:
         """Cache `tokens` and the state at their end; they go on from `node`, at `hit`.
 
         `end` says that this is the end of a prompt.
@@ -166,7 +174,8 @@ class CacheLayer:
         result = self._cache.insert(params)
         if result.mamba_exist:
             self._states.free(slot)
-        return result.last_device_node
+        cached_at: int = result.last_device_node
+        return cached_at
 
     def _tokens(self, tokens: Sequence[int]) -> Any:
         return self._key(array("q", tokens), None, cache_salt=None)

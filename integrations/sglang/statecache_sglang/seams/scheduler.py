@@ -1,0 +1,74 @@
+"""The scheduler: its requests, its rank and its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from statecache.engine.metrics import Exporter, PrometheusClasses
+from statecache.trace.recorder import Ended
+from statecache_sglang import engine_paths as at
+from statecache_sglang.pool_views import RequestPool
+from statecache_sglang.seams import load
+from statecache_sglang.seams.slots import is_hybrid_pool
+from statecache_sglang.views import (
+    Request,
+    Scheduler,
+)
+
+__all__ = ["ended", "exporter", "has_tokens", "is_first_rank", "no_room", "state_pool"]
+
+
+def no_room() -> object:
+    """What `PrefillAdder.add_one_req` says of a request that must wait for memory."""
+    result: object = load(at.ADDER).AddReqResult.NO_TOKEN
+    return result
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the first of the tensor-parallel ranks."""
+    return int(load(at.CONTEXT).get_parallel().tp_rank) == 0
+
+
+def has_tokens(req: Request) -> bool:
+    """Whether the tokens of a `Req` say what its prompt is: not where embeddings do."""
+    return req.input_embeds is None and req.positional_embed_overrides is None
+
+
+def ended(req: Request, tokens: Sequence[int]) -> Ended:
+    """Return what is recorded of a `Req` that came with `tokens`.
+
+    Placeholders of images already have numbers that tell images apart; the adapter is part of
+    `extra_key`.
+    """
+    session = req.session.session_id if req.session is not None else req.session_id
+    return Ended(
+        tokens,
+        len(req.output_ids_through_stop),
+        (req.extra_key, req.cache_salt),
+        (),
+        session,
+        req.cached_tokens,
+    )
+
+
+def state_pool(scheduler: Scheduler) -> tuple[RequestPool, int] | None:
+    """Return the pool of recurrent states and the tokens of KV; None where there are no states."""
+    pool = scheduler.req_to_token_pool
+    return (pool, int(scheduler.max_total_num_tokens)) if is_hybrid_pool(pool) else None
+
+
+def exporter() -> Callable[[dict[str, float]], None] | None:
+    """Return what takes changes for the metrics of this scheduler, None where it shows none.
+
+    prometheus_client is imported here and not before: SGLang 0.5.23 names the folder its processes
+    share when it starts the engine. As SGLang's own, the metrics are those of one rank of several.
+    """
+    context = load(at.CONTEXT)
+    observability, parallel = context.get_observability(), context.get_parallel()
+    reports = parallel.attn_tp_rank == 0 or observability.enable_metrics_for_all_schedulers
+    if not (observability.enable_metrics and reports):
+        return None
+    client = load("prometheus_client")
+    classes = PrometheusClasses(client.Counter, client.Gauge, client.Histogram)
+    model = context.get_serving().served_model_name
+    return Exporter(classes, "sglang", str(model), parallel.tp_rank).apply
