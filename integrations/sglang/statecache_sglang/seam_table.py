@@ -181,7 +181,6 @@ RECORDING_SEAMS: tuple[Seam, ...] = (
         "SchedulerOutputStreamer",
         {"stream_output": "reqs return_logprob skip_req"},
     ),
-    Seam(CONTEXT, "get_parallel", ()),
 )
 
 _BATCH = "sglang.srt.managers.schedule_batch"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statecache.engine.spec import EngineCounters, EngineSpec
 from statecache_sglang.patches import PATCHES
-from statecache_sglang.seam_table import SEAMS, TESTED, VIEWS
+from statecache_sglang.seam_table import RECORDING_SEAMS, SEAMS, TESTED, VIEWS
 from statecache_sglang.seams import engine_version
 
 __all__ = ["SPEC"]
@@ -15,7 +15,7 @@ SPEC = EngineSpec(
     plugin_group="sglang.srt.plugins",
     disable_variable="SGLANG_PLUGINS",
     tested_versions=TESTED,
-    seams=SEAMS,
+    seams=(*SEAMS, *RECORDING_SEAMS),
     version=engine_version,
     patches=PATCHES,
     views=VIEWS,

@@ -6,7 +6,7 @@ import sys
 
 from server import STANDINS, environment
 
-from statecache_sglang.seam_table import SEAMS, TESTED
+from statecache_sglang.seam_table import RECORDING_SEAMS, SEAMS, TESTED
 from support.moved_seam import plant
 
 
@@ -18,13 +18,18 @@ def doctor(path=None):
     )
 
 
-def test_it_would_work_here_and_every_seam_is_listed():
+READ = "sglang.srt.managers.schedule_batch.Req.full_untruncated_fill_ids"
+
+
+def test_it_would_work_here_and_every_seam_and_attribute_is_listed():
     done = doctor()
     report = json.loads(done.stdout)
     assert (report["works"], done.returncode) == (True, 0)
     found = report["engines"]["sglang"]
     assert found["version"] in TESTED == tuple(found["tested"])
-    assert found["seams"] == {f"{seam.module}.{seam.path}": "ok" for seam in SEAMS}
+    used = {f"{seam.module}.{seam.path}" for seam in (*SEAMS, *RECORDING_SEAMS)}
+    assert used | {READ} <= found["seams"].keys()
+    assert set(found["seams"].values()) == {"ok"}
 
 
 def test_a_moved_seam_is_named(tmp_path):
@@ -37,7 +42,9 @@ def test_a_moved_seam_is_named(tmp_path):
     assert report["engines"]["sglang"]["seams"][seam] == "moved (takes self, other)"
     problems = [one["text"] for one in report["findings"] if one["level"] == "problem"]
     assert problems == [f"moved (takes self, other): {seam}"]
-    total, version = len(SEAMS), report["engines"]["sglang"]["version"]
+    looked_at = report["engines"]["sglang"]
+    total, version = len(looked_at["seams"]), looked_at["version"]
+    assert total > len((*SEAMS, *RECORDING_SEAMS))
     in_place = f"{total - 1} of {total} seams are in place"
     notes = [one["text"] for one in report["findings"] if one["level"] == "note"]
     assert f"SGLang {version}: {in_place}; a tested version" in notes
