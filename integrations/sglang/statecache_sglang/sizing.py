@@ -29,10 +29,10 @@ class SglangSplits(EngineSplits):
         """Return the split with this share; the int8 pool reserves a slot, too."""
         if kind == "native":
             return super().split(kind, share)
-        one = self.kept[kind]
-        slots = self.free * share // 100 // one - 1
+        bytes_per_state = self.kept[kind]
+        slots = self.free * share // 100 // bytes_per_state - 1
         return (
-            self.play_split(kind, share, slots, self.free - (slots + 1) * one)
+            self.play_split(kind, share, slots, self.free - (slots + 1) * bytes_per_state)
             if slots > 0
             else None
         )

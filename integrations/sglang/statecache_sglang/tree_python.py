@@ -125,7 +125,7 @@ class IndexedMambaComponent(SlotShortageMixin):
             self._inserting = None
 
     def evict_component(self, node: TreeNode, *args: object, **kwargs: object) -> tuple[int, int]:
-        """SGLang's; every copy of a state leaves through here, whoever asked for it."""
+        """SGLang's; every copy of a state leaves through here, whatever asked for it."""
         freed = super().evict_component(node, *args, **kwargs)
         if node.component_data[_MAMBA].value is None:
             self._note_state_left(node)

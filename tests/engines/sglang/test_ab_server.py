@@ -45,10 +45,10 @@ def test_two_servers_with_a_key_are_asked_in_turn(tmp_path, monkeypatch):
     assert [run.arm for run, _ in found] == ["off", "on"]
     for run, answers in found:
         assert (run.requests, run.rejected, run.prompt_tokens) == (8, 0, 2 * (3 + 4 + 5 + 6) * 64)
-        assert [one.answered_tokens for one in answers.answered] == [0, 0, 4, 4, 8, 8, 12, 12]
-        for at, one in enumerate(answers.answered[2:], 2):
-            assert one.cached_tokens >= 64 * (3 + (at - 2) // 2)
-        assert all(len(one.output_ids) == 4 for one in answers.answered)
+        assert [answer.answered_tokens for answer in answers.answered] == [0, 0, 4, 4, 8, 8, 12, 12]
+        for at, answer in enumerate(answers.answered[2:], 2):
+            assert answer.cached_tokens >= 64 * (3 + (at - 2) // 2)
+        assert all(len(answer.output_ids) == 4 for answer in answers.answered)
         counted = run.counters
         assert counted.source == ("statecache" if run.arm == "on" else "sglang")
         assert counted.hit_tokens == run.hit_tokens

@@ -30,29 +30,29 @@ def adder(traffic, chunk):
 
 def serve(traffic, tokens, chunk):
     """Prefill as the scheduler does, chunk by chunk; return where each chunk ended."""
-    one = request(tokens)
-    one.init_next_round_input(traffic.cache)
+    req = request(tokens)
+    req.init_next_round_input(traffic.cache)
     first = adder(traffic, chunk)
-    first.add_one_req(one, has_chunked_req=False, truncation_align_size=None)
-    assert first.can_run_list == [one]
-    rows = traffic.requests.alloc([one])
+    first.add_one_req(req, has_chunked_req=False, truncation_align_size=None)
+    assert first.can_run_list == [req]
+    rows = traffic.requests.alloc([req])
     assert rows is not None
-    row = traffic.requests.req_to_token[one.kv.req_pool_idx]
-    hit = one.prefix_len
-    row[:hit] = traffic.cache.path_device_indices(one.last_node)[:hit]
+    row = traffic.requests.req_to_token[req.kv.req_pool_idx]
+    hit = req.prefix_len
+    row[:hit] = traffic.cache.path_device_indices(req.last_node)[:hit]
     ends = []
     at = hit
     while at < len(tokens):
-        end = min(one.extend_end if not ends else at + chunk, len(tokens))
+        end = min(req.extend_end if not ends else at + chunk, len(tokens))
         fresh = traffic.kv_slots(end - at)
         row[at:end] = fresh.to(row.dtype)
-        traffic.cache.checkpoint(one, up_to=end)
+        traffic.cache.checkpoint(req, up_to=end)
         ends.append(end)
         at = end
-    one.finished_reason = object()
-    traffic.cache.checkpoint(one, up_to=len(tokens))
-    traffic.cache.unlock(one.lock)
-    traffic.requests.free(one)
+    req.finished_reason = object()
+    traffic.cache.checkpoint(req, up_to=len(tokens))
+    traffic.cache.unlock(req.lock)
+    traffic.requests.free(req)
     return hit, ends
 
 

@@ -42,7 +42,9 @@ def test_every_request_hits_what_the_replay_says(kind, pool, policy):
         admission="aligned",
         chunk=1024,
     )
-    assert [one.hit_tokens for one in real.served] == [one.hit_tokens for one in core.served]
+    assert [served.hit_tokens for served in real.served] == [
+        served.hit_tokens for served in core.served
+    ]
     assert real.evicted_states == core.evicted_states > 0
     assert real.skipped_states == 0
 
@@ -62,7 +64,7 @@ def test_agents_hit_nearly_what_the_replay_says(policy, admission):
         kv_tokens=AMPLE,
         admission=admission,
     )
-    hit, expected = (sum(one.hit_tokens for one in p.served) for p in (real, core))
+    hit, expected = (sum(served.hit_tokens for served in p.served) for p in (real, core))
     assert hit == pytest.approx(expected, rel=0.02 if policy == "learned" else 0.005)
     # SGLang drops the KV of a leaf with its state, so it never has more of it than the replay.
     pairs = zip(real.served, core.served, strict=True)
@@ -86,8 +88,8 @@ def test_little_kv_rejects_what_cannot_fit_and_serves_the_rest():
     trace = Workload(kind="agent", sessions=8, turns=20).trace(0)
     arm = Arm(name="s", engine="sglang", policy="gds", slots=64, kv_tokens=60 * 512)
     played = play(Job(arm, PrefixTree.of(trace).paths))
-    for one in played.served:
-        assert one.rejected == (one.prompt_tokens > 60 * 512)
+    for served in played.served:
+        assert served.rejected == (served.prompt_tokens > 60 * 512)
 
 
 def test_in_processes_of_their_own_numbers_repeat(monkeypatch):

@@ -26,7 +26,7 @@ def run_in_step(caches: list[Traffic], seed: int, count: int) -> None:
                 cache.check()
             free = cache.allocator.available_size()
             seen.append((result, cache.state_slots(), free))
-        assert all(one == seen[0] for one in seen), (seed, number, operation, seen)
+        assert all(result == seen[0] for result in seen), (seed, number, operation, seen)
 
 
 def test_lru_through_the_plugin_is_sglang_without_it(share):

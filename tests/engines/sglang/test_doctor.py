@@ -40,11 +40,11 @@ def test_a_moved_seam_is_named(tmp_path):
     assert (report["works"], done.returncode) == (False, 1)
     seam = "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req"
     assert report["engines"]["sglang"]["seams"][seam] == "moved (takes self, other)"
-    problems = [one["text"] for one in report["findings"] if one["level"] == "problem"]
+    problems = [finding["text"] for finding in report["findings"] if finding["level"] == "problem"]
     assert problems == [f"moved (takes self, other): {seam}"]
     looked_at = report["engines"]["sglang"]
     total, version = len(looked_at["seams"]), looked_at["version"]
     assert total > len((*SEAMS, *RECORDING_SEAMS))
     in_place = f"{total - 1} of {total} seams are in place"
-    notes = [one["text"] for one in report["findings"] if one["level"] == "note"]
+    notes = [finding["text"] for finding in report["findings"] if finding["level"] == "note"]
     assert f"SGLang {version}: {in_place}; a tested version" in notes

@@ -73,8 +73,8 @@ def test_a_server_serves_as_without_it_and_shows_what_a_replay_of_its_recording_
             url, lambda found: found.get(("dry_run_requests_total", "")) == len(PROMPTS)
         )
         wait_for_lines(path, len(PROMPTS))
-    assert [one["cached"] for one in dry] == [one["cached"] for one in alone]
-    assert [one["tokens"] for one in dry] == [one["tokens"] for one in alone]
+    assert [answer["cached"] for answer in dry] == [answer["cached"] for answer in alone]
+    assert [answer["tokens"] for answer in dry] == [answer["tokens"] for answer in alone]
     tree = PrefixTree.of(read_trace(str(path)))
     schedule = make_schedule(tree, kv_timeline(tree, 8_192), "dense")
     for policy in ("lru", "gds", "learned"):
@@ -84,7 +84,7 @@ def test_a_server_serves_as_without_it_and_shows_what_a_replay_of_its_recording_
         assert missed == row.missed_by_state_tokens
         assert found["dry_run_evictions_total", policy] == row.evicted_states > 0
     assert found["dry_run_prompt_tokens_total", ""] == row.prompt_tokens
-    engine = sum(one["cached"] // 512 * 512 for one in alone)
+    engine = sum(answer["cached"] // 512 * 512 for answer in alone)
     assert found["dry_run_hit_tokens_total", "engine"] == engine > 0
     assert found["active", "dry_run"] == 0
     log = (tmp_path / "dry").read_text()

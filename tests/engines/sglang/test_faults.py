@@ -133,9 +133,9 @@ def test_loaded_twice_the_flags_are_there_once_and_all_is_counted_once():
             for number in range(8):
                 traffic.run([number] * 10)
             traffic.evict(states=2)
-            one = request([7] * 10 + [8])
-            one.init_next_round_input(traffic.cache)
-            ask(adder(traffic), one)
+            req = request([7] * 10 + [8])
+            req.init_next_round_input(traffic.cache)
+            ask(adder(traffic), req)
             traffic.sane()
             found = sample(traffic.cache)
             asked = "evictions|policy", "requests", "prompt_tokens", "hit_tokens", "anomalies"
@@ -298,7 +298,7 @@ def ask_for_long(server: Server, begun: threading.Event, seen: list) -> threadin
 
 
 def shared_memory_of(family: list[psutil.Process]) -> set[Path]:
-    maps = {Path(part.path) for one in family for part in one.memory_maps()}
+    maps = {Path(part.path) for process in family for part in process.memory_maps()}
     return {path for path in maps if path.is_relative_to("/dev/shm")}
 
 
@@ -324,8 +324,8 @@ def test_a_killed_scheduler_ends_the_server_and_leaves_nothing_behind(model, tmp
         client = ask_for_long(server, begun, seen)
         assert begun.wait(DEADLINE_SECONDS)
         family = psutil.Process().children(recursive=True)
-        (launcher,) = [one for one in family if one.ppid() == os.getpid()]
-        (scheduler,) = [one for one in family if "::scheduler" in name_of(one)]
+        (launcher,) = [process for process in family if process.ppid() == os.getpid()]
+        (scheduler,) = [process for process in family if "::scheduler" in name_of(process)]
         shared = shared_memory_of(family)
         scheduler.send_signal(signal.SIGKILL)
         gone, alive = psutil.wait_procs(family, timeout=DEADLINE_SECONDS)
@@ -335,9 +335,9 @@ def test_a_killed_scheduler_ends_the_server_and_leaves_nothing_behind(model, tmp
     assert not client.is_alive()
     assert b"data: [DONE]" not in b"".join(seen)
     assert launcher.returncode == -signal.SIGKILL  # as SGLang ends itself
-    for one in filter(Path.exists, shared):  # SGLang's own, as without the plugin
-        assert one.name.startswith("sglang_loads_")
-        one.unlink()
+    for segment in filter(Path.exists, shared):  # SGLang's own, as without the plugin
+        assert segment.name.startswith("sglang_loads_")
+        segment.unlink()
     assert [r.input_length for r in read_trace(str(path)).requests] == [700, 702]
     crashed = [line for line in log.read_text().splitlines() if "crashed with exit code" in line]
     assert len(crashed) == 1
@@ -352,5 +352,5 @@ def test_a_killed_scheduler_ends_the_server_and_leaves_nothing_behind(model, tmp
         wait_for_lines(tmp_path / "traffic.2.gz", 2)
     assert again == before
     assert "SGLang 0.5.99 was not tested (tested: 0.5.23)" in log.read_text()
-    for one in (path, tmp_path / "traffic.2.gz"):
-        assert [r.input_length for r in read_trace(str(one)).requests] == [700, 702]
+    for record in (path, tmp_path / "traffic.2.gz"):
+        assert [r.input_length for r in read_trace(str(record)).requests] == [700, 702]

@@ -39,10 +39,10 @@ def built(core: str, write: str, **options) -> HostTraffic:
 
 def cached(traffic: HostTraffic, *requests: list[int]) -> list[int]:
     """Run the requests, have their copies made, and return the nodes of their states."""
-    for one in requests:
-        traffic.run(one)
+    for tokens in requests:
+        traffic.run(tokens)
         traffic.events()
-    return [traffic.match(one).best_match_node for one in requests]
+    return [traffic.match(tokens).best_match_node for tokens in requests]
 
 
 def registry(traffic: HostTraffic):
@@ -289,7 +289,7 @@ def run_in_step(caches: list[HostTraffic], count: int) -> int:
             result = perform(cache, operation)
             cache.check()
             seen.append((result, cache.state_slots(), cache.sizes()))
-        assert all(one == seen[0] for one in seen), (number, operation, seen)
+        assert all(result == seen[0] for result in seen), (number, operation, seen)
         on_host += len(registry(caches[-1]).host_only())
     return on_host
 

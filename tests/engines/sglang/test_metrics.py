@@ -55,7 +55,7 @@ def test_what_learned_remembers_is_shown(core):
     assert found["active|learned"] == 1
     assert found["learned_ghosts"] == 2
     assert found["learned_points"] == found["learned_prefixes"] == 6
-    assert [found[f"learned_follows|{one}"] for one in ("learned", "gds", "lru")] == [1, 0, 0]
+    assert [found[f"learned_follows|{order}"] for order in ("learned", "gds", "lru")] == [1, 0, 0]
     traffic.evict(kv_tokens=10)
     found = reporting.sample(traffic.cache)
     assert (found["evictions|engine"], found["states_resident|active"]) == (1, 3)
@@ -82,9 +82,9 @@ def test_states_that_the_engine_drops_or_a_flush_loses_have_reasons_of_their_own
 def test_what_there_is_no_slot_for_is_counted_with_its_reason(core):
     with plugin(policy="gds"):
         traffic = Traffic(core, slots=SLOTS)
-    one = admit(traffic, numbered(50_000, 30))
+    req = admit(traffic, numbered(50_000, 30))
     fill_with_pinned(traffic, SLOTS - 1)
-    traffic.cache.checkpoint(one, up_to=30)
+    traffic.cache.checkpoint(req, up_to=30)
     other = request([1_000 + i for i in range(10)] + [7])
     other.init_next_round_input(traffic.cache)
     found = reporting.sample(traffic.cache)

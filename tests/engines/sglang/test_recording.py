@@ -139,7 +139,7 @@ def test_a_prompt_that_sglang_replaced_when_it_aborted_is_as_it_came(feed, tmp_p
 def test_keys_and_salts_that_sglang_keeps_apart_have_ids_of_their_own():
     ids = BlockIds(b"key")
     more = [{}, {"extra_key": "a"}, {"cache_salt": "a"}, {"extra_key": "a", "lora_id": "b"}]
-    reqs = [request(chat(600), **one) for one in more]
+    reqs = [request(chat(600), **namespace) for namespace in more]
     first = [ids.of(scheduler_seams.ended(req, req.origin_input_ids))[0] for req in reqs]
     assert len(set(first)) == 4
 

@@ -127,8 +127,8 @@ def adder(traffic: Traffic) -> PrefillAdder:
     )
 
 
-def ask(admission: PrefillAdder, one) -> AddReqResult:
-    return admission.add_one_req(one, has_chunked_req=False, truncation_align_size=None)
+def ask(admission: PrefillAdder, req) -> AddReqResult:
+    return admission.add_one_req(req, has_chunked_req=False, truncation_align_size=None)
 
 
 @pytest.mark.parametrize("core", CORES)
@@ -154,8 +154,8 @@ def test_c_requests_of_one_batch_share_what_is_left():
         fill_with_pinned(traffic, 11)
         admission = adder(traffic)
         first, second = request([5] * 20), request([6] * 20)
-        for one in (first, second):
-            one.init_next_round_input(traffic.cache)
+        for req in (first, second):
+            req.init_next_round_input(traffic.cache)
         assert ask(admission, first) is not AddReqResult.NO_TOKEN
         assert ask(admission, second) is AddReqResult.NO_TOKEN
         assert admission.can_run_list == [first]

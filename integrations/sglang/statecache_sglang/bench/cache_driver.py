@@ -58,8 +58,8 @@ def play(job: Job) -> Played:
     every = arm.chunk // BLOCK_TOKENS
     served, skipped = [], 0
     for prompt in job.prompts:
-        one, kept = serve(layer, prompt, admitted_blocks(len(prompt), arm.admission, every))
-        served.append(one)
+        answer, kept = serve(layer, prompt, admitted_blocks(len(prompt), arm.admission, every))
+        served.append(answer)
         skipped += not kept
     return Played(served, layer.evicted_states, skipped)
 
