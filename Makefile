@@ -147,7 +147,7 @@ SANITIZED_TESTS := $(patsubst %,tests/unit/index/test_%.py,index_rules learned_r
   block_queues block_hash_index) $(patsubst %,tests/unit/replay/test_%.py,weighted_gds online \
   state_slots split_pool shared_pool) tests/unit/test_package.py \
   $(patsubst %,tests/property/test_%.py,index_against_reference learned_against_reference \
-  learned_determinism gds_queue reuse_queue fifo_queue pools determinism)
+  learned_determinism reuse_queue fifo_queue pools determinism)
 SANITIZED_PYTHON := LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
   ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(abspath $(SANITIZED))/python $(PY)
 sanitized: install

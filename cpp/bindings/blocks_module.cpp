@@ -12,19 +12,14 @@
 #include "block_hash_index.h"
 #include "initialised.h"
 #include "statecache/block_queue.h"
-#include "statecache/gds_queue.h"
 #include "statecache/reuse_queue.h"
-#include "statecache/state_index.h"
 
 namespace py = pybind11;
 using statecache::Block;
 using statecache::BlockHashIndex;
 using statecache::BlockQueue;
 using statecache::FifoQueue;
-using statecache::GdsQueue;
 using statecache::ReuseQueue;
-
-STATECACHE_REFUSES_UNINITIALISED(statecache::StateIndex)
 
 namespace {
 
@@ -175,22 +170,11 @@ struct Reuse final : Queue {
   ReuseQueue queue;
 };
 
-struct Gds final : Queue {
-  Gds(py::object cached, py::object index, std::vector<std::string> endings)
-      : Queue(std::move(cached)),
-        index(std::move(index)),
-        queue(pool.cache(), this->index.cast<statecache::StateIndex&>(), std::move(endings)) {}
-  BlockQueue& order() override { return queue; }
-  py::object index;
-  GdsQueue queue;
-};
-
 }  // namespace
 
 STATECACHE_REFUSES_UNINITIALISED(Queue)
 STATECACHE_REFUSES_UNINITIALISED(Fifo)
 STATECACHE_REFUSES_UNINITIALISED(Reuse)
-STATECACHE_REFUSES_UNINITIALISED(Gds)
 
 namespace {
 
@@ -222,8 +206,6 @@ py::object iterator_over(const py::list& blocks) {
 
 // Docstrings live in plugin/statecache/_blocks.pyi and in the C++ headers.
 PYBIND11_MODULE(_blocks, m) {
-  py::module_::import("statecache._index");
-
   block_hash_index_type = add_block_hash_index(m.ptr());
 
   py::register_local_exception_translator([](std::exception_ptr error) {
@@ -331,15 +313,4 @@ PYBIND11_MODULE(_blocks, m) {
             self.queue.looked_up(keys);
           },
           py::arg("missing"));
-
-  py::class_<Gds, Queue>(m, "GdsQueue")
-      .def(py::init<py::object, py::object, std::vector<std::string>>(), py::arg("cached"),
-           py::arg("index"), py::arg("endings"))
-      .def("take_gone", [](Gds& self) { return self.queue.take_gone(); })
-      .def(
-          "committed",
-          [](Gds& self, statecache::StateId state, const py::bytes& name) {
-            self.queue.committed(state, bytes_of(name.ptr()));
-          },
-          py::arg("state"), py::arg("name"));
 }

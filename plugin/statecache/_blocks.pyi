@@ -9,8 +9,6 @@ around, `RuntimeError`. A call that raises changes nothing.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
-from statecache._index import StateIndex
-
 @final
 class BlockHashIndex:
     """What the blocks of a pool hold: under each key one or several. In an engine's map's place.
@@ -122,16 +120,3 @@ class ReuseQueue(BlockQueue):
 
     def looked_up(self, missing: Iterable[bytes]) -> None:
         """A request was looked up for the first time: these keys, less `ending`, are not cached."""
-
-class GdsQueue(BlockQueue):
-    """The cheapest state of `index` or the oldest other block, whichever was used longer ago.
-
-    A state is a block in each group: its name followed by one of `endings` is their key.
-    """
-
-    def __init__(self, cached: BlockHashIndex, index: StateIndex, endings: list[bytes]) -> None: ...
-    def committed(self, state: int, name: bytes) -> None:
-        """`state`, which is in the index, is what blocks with this name hold, in use now."""
-
-    def take_gone(self) -> list[int]:
-        """Return the states that this queue has dropped from the index since the last call."""

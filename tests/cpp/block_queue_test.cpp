@@ -15,8 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "statecache/gds_queue.h"
-#include "statecache/policies.h"
 #include "statecache/reuse_queue.h"
 
 namespace statecache {
@@ -252,139 +250,15 @@ TEST(GhostsTest, KnowWhatWasDroppedLessThanNTimesAgoOnce) {
   EXPECT_EQ(take("d", 7), (Counts{0, 0}));
 }
 
-const std::vector<std::string> kEndings{"a", "b"};  // two groups of states
-
-struct GdsPool {
-  explicit GdsPool(size_t blocks) : pool(blocks, index, kEndings) {}
-  void committed(StateId state, const std::string& name, int64_t depth) {
-    index.insert(state, depth, std::nullopt, {});
-    pool.queue.committed(state, name);
-  }
-  std::unique_ptr<StateIndex> made = make_index("gds", {.cost = CostModel(1, 0)});
-  StateIndex& index = *made;
-  Pool<GdsQueue> pool;
-};
-
-TEST(GdsQueueTest, BlocksOfAStateLeaveTogetherTheCheapestFirst) {
-  GdsPool gds(6);
-  auto& pool = gds.pool;
-  pool.take(6);
-  for (const auto& [block, key] : std::map<Block, std::string>{
-           {0, "1a"}, {1, "1b"}, {2, "2a"}, {3, "2b"}, {4, "1kv"}, {5, "2kv"}}) {
-    pool.cache.set(block, key);
-  }
-  gds.committed(10, "1", 200);
-  gds.committed(20, "2", 100);
-  EXPECT_FALSE(gds.index.peek());  // in use
-  pool.append({0, 1, 2, 3, 4, 5});
-  EXPECT_EQ(gds.index.peek(), 20);
-  EXPECT_EQ(pool.take(1), Blocks{2});
-  EXPECT_EQ(pool.queue.take_gone(), std::vector<StateId>{20});
-  EXPECT_EQ(pool.take(3), (Blocks{3, 0, 1}));
-  EXPECT_EQ(pool.queue.take_gone(), std::vector<StateId>{10});
-  EXPECT_EQ(pool.take(2), (Blocks{4, 5}));
-  EXPECT_EQ(gds.index.size(), 0U);
-}
-
-TEST(GdsQueueTest, TheOlderHeadGoes) {
-  GdsPool gds(3);
-  auto& pool = gds.pool;
-  pool.take(3);
-  pool.cache.set(0, "1kv");
-  pool.cache.set(1, "1a");
-  pool.cache.set(2, "1b");
-  gds.committed(10, "1", 100);
-  pool.append({0, 1, 2});
-  EXPECT_EQ(pool.take(1), Blocks{0});
-}
-
-TEST(GdsQueueTest, AStateThatIsPartlyInUseIsNoVictimUntilNothingElseIsLeft) {
-  GdsPool gds(4);
-  auto& pool = gds.pool;
-  pool.take(4);
-  pool.cache.set(0, "1a");
-  pool.cache.set(1, "1b");
-  pool.cache.set(2, "1kv");
-  gds.committed(10, "1", 100);
-  pool.append({0, 1, 2});
-  pool.queue.remove(Blocks{1});
-  EXPECT_FALSE(gds.index.peek());
-  EXPECT_EQ(pool.take(1), Blocks{2});
-  EXPECT_TRUE(gds.index.contains(10));
-  EXPECT_EQ(pool.take(1), Blocks{0});
-  EXPECT_EQ(pool.queue.take_gone(), std::vector<StateId>{10});
-  EXPECT_FALSE(gds.index.contains(10));
-  pool.append({1});  // no state any more: as any other block
-  EXPECT_EQ(pool.take(1), Blocks{1});
-}
-
-TEST(GdsQueueTest, AStateOfWhichOneBlockIsEmptiedGoesFirst) {
-  GdsPool gds(3);
-  auto& pool = gds.pool;
-  pool.take(3);
-  pool.cache.set(0, "1kv");
-  pool.cache.set(1, "1a");
-  pool.cache.set(2, "1b");
-  gds.committed(10, "1", 100);
-  pool.append({0, 1, 2});
-  pool.cache.clear(2);
-  pool.queue.unhashed(2);
-  EXPECT_EQ(pool.queue.in_order(), (Blocks{1, 2, 0}));
-  EXPECT_EQ(pool.queue.take_gone(), std::vector<StateId>{10});
-}
-
-TEST(GdsQueueTest, AStateToldOfTooLateGoesWithItsFirstBlock) {
-  GdsPool gds(2);
-  auto& pool = gds.pool;
-  pool.cached({"1a", "1b"});
-  gds.committed(10, "1", 100);
-  EXPECT_THROW(pool.queue.committed(10, "2"), std::invalid_argument);
-  EXPECT_THROW(pool.queue.committed(20, "1"), std::invalid_argument);
-  EXPECT_THROW(pool.queue.committed(20, "2"), UnknownState);
-  pool.take(1);
-  EXPECT_EQ(pool.queue.take_gone(), std::vector<StateId>{10});
-  EXPECT_EQ(gds.index.size(), 0U);
-}
-
-TEST(GdsQueueTest, ABlockKeptApartGoesFirstAndTakesItsStateAlong) {
-  GdsPool gds(3);
-  auto& pool = gds.pool;
-  for (const char* key : {"1a", "1b"}) pool.cache.blocks.set_has_checkpoint(key_of(key), true);
-  pool.take(3);
-  pool.cache.set(0, "1kv");
-  pool.cache.set(1, "1a");
-  pool.cache.set(2, "1b");
-  gds.committed(10, "1", 100);
-  pool.append({0, 1, 2});
-  EXPECT_EQ(pool.take(1), Blocks{1});
-  EXPECT_EQ(pool.queue.take_gone(), std::vector<StateId>{10});
-}
-
-TEST(GdsQueueTest, AResetForgetsEveryState) {
-  GdsPool gds(3);
-  auto& pool = gds.pool;
-  pool.take(2);
-  pool.cache.set(0, "1a");
-  pool.cache.set(1, "1b");
-  gds.committed(10, "1", 100);
-  pool.append({0, 1});
-  pool.cache.clear(0);
-  pool.cache.clear(1);
-  pool.queue.reset();
-  EXPECT_EQ(pool.queue.take_gone(), std::vector<StateId>{10});
-  EXPECT_EQ(gds.index.size(), 0U);
-  EXPECT_EQ(pool.queue.in_order(), (Blocks{2, 0, 1}));
-}
-
 // Random traffic: no block is lost or doubled, and what is in use stays so.
-template <typename Queue, typename Committed>
-void random_traffic(Pool<Queue>& pool, Committed committed, unsigned seed) {
+template <typename Queue>
+void random_traffic(Pool<Queue>& pool, unsigned seed) {
   std::mt19937 random(seed);
   const auto below = [&random](size_t n) { return random() % n; };
   std::vector<bool> used(pool.queue.blocks());
   for (int step = 0; step < 20'000; ++step) {
     const Block block = static_cast<Block>(below(used.size()));
-    switch (below(6)) {
+    switch (below(5)) {
       case 0:
         for (const Block taken : pool.take(std::min(pool.queue.free_blocks(), below(4)))) {
           ASSERT_FALSE(used[taken]);
@@ -397,15 +271,12 @@ void random_traffic(Pool<Queue>& pool, Committed committed, unsigned seed) {
         }
         break;
       case 2:
-        committed(std::to_string(below(9)));
-        break;
-      case 3:
         if (used[block]) {
           pool.cache.key(block).empty() ? pool.queue.prepend({&block, 1}) : pool.append({block});
           used[block] = false;
         }
         break;
-      case 4:
+      case 3:
         if (!used[block] && !pool.cache.key(block).empty()) {
           pool.queue.remove(Blocks{block});
           used[block] = true;
@@ -430,27 +301,10 @@ void random_traffic(Pool<Queue>& pool, Committed committed, unsigned seed) {
 }
 
 TEST(BlockQueueTest, NoBlockIsLostOrDoubledInRandomTraffic) {
-  const auto nothing = [](const std::string&) {};
   Pool<FifoQueue> fifo(16);
-  random_traffic(fifo, nothing, 1);
+  random_traffic(fifo, 1);
   Pool<ReuseQueue> reuse(16, "a");
-  random_traffic(reuse, nothing, 2);
-  GdsPool gds(16);
-  std::map<std::string, StateId> known;
-  StateId last = 0;
-  random_traffic(
-      gds.pool,
-      [&](const std::string& name) {
-        for (const StateId gone : gds.pool.queue.take_gone()) {
-          std::erase_if(known, [gone](const auto& state) { return state.second == gone; });
-        }
-        if (known.contains(name)) return;
-        known[name] = ++last;
-        gds.committed(last, name, 1 + last % 7);
-        gds.index.check();
-      },
-      3);
-  EXPECT_GT(last, 100);
+  random_traffic(reuse, 2);
 }
 
 }  // namespace

@@ -89,11 +89,10 @@ assert not {"statecache", "sglang", "torch"} & set(sys.modules)
         ("_index", "StateIndex", "watermark"),
         *(
             ("_blocks", queue, use)
-            for queue in ("FifoQueue", "ReuseQueue", "GdsQueue")
+            for queue in ("FifoQueue", "ReuseQueue")
             for use in ("num_free_blocks", "lost", "get_all_free_blocks", "remove", "popleft")
         ),
         ("_blocks", "ReuseQueue", "ratio"),
-        ("_blocks", "GdsQueue", "take_gone"),
     ],
 )
 def test_an_object_made_without_init_raises_and_nothing_else(
@@ -122,7 +121,6 @@ def test_every_bound_class_is_checked() -> None:
         "BlockQueue",  # the base of the queues
         "BlockHashIndex",  # made by __new__ itself
         "CostModel",
-        "GdsQueue",
         "ReuseQueue",
         "StateIndex",
         "FifoQueue",

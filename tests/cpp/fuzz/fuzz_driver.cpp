@@ -3,8 +3,9 @@
 //   PROGRAM INPUTS CORPUS [FINDINGS]
 //
 // runs each file of the folder CORPUS, then changed copies of them, INPUTS in all: a number, or
-// seconds as in 600s. What reaches a new edge is changed again, where the code was built with -fsanitize-coverage=trace-pc.
-// An input that fails is written to the folder FINDINGS (default: the working folder).
+// seconds as in 600s. What reaches a new edge is changed again, where the code was built with
+// -fsanitize-coverage=trace-pc. An input that fails is written to the folder FINDINGS (default: the
+// working folder).
 
 #include <algorithm>
 #include <array>

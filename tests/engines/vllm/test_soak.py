@@ -42,11 +42,6 @@ def check(run: Run) -> None:
     keys = {block.block_hash for block in pool.blocks} - {None}
     keys |= {key for several in pool.cached_block_hashes_by_block.values() for key in several}
     assert len(pool.cached_block_hash_to_block) == len(keys)
-    tree = getattr(scheduler_side.queue, "tree", None)
-    if tree is not None:
-        for state in scheduler_side.queue.take_gone():  # as the next state that is set would
-            tree.dropped(state)
-        tree.check()
     if scheduler_side.checkpoints is not None:
         scheduler_side.checkpoints.check()
         for state in scheduler_side.checkpoints.tree_states():

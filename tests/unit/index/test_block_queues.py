@@ -8,8 +8,7 @@ import weakref
 
 import pytest
 
-from statecache import StateIndex
-from statecache._blocks import BlockHashIndex, FifoQueue, GdsQueue, ReuseQueue
+from statecache._blocks import BlockHashIndex, FifoQueue, ReuseQueue
 from support.block_pool import Block, Pool
 
 
@@ -26,11 +25,6 @@ def reuse(total):
 
 def fifo(total):
     return pool_of(total, FifoQueue)
-
-
-def gds(total):
-    """States in two groups; nobody has told of one."""
-    return pool_of(total, GdsQueue, StateIndex(), [b"a", b"b"])
 
 
 def cached(pool, *keys, protected=None):
@@ -124,7 +118,7 @@ def test_a_block_that_was_hit_is_protected():
     assert pool.queue.popleft().block_hash == b"2kv"
 
 
-@pytest.mark.parametrize("make", [reuse, fifo, gds])
+@pytest.mark.parametrize("make", [reuse, fifo])
 def test_blocks_kept_elsewhere_go_before_other_cached_ones(make):
     pool = make(3)
     pool.cached.set_has_checkpoint(b"1state", True)
@@ -132,7 +126,7 @@ def test_blocks_kept_elsewhere_go_before_other_cached_ones(make):
     assert pool.queue.popleft().block_hash == b"1state"
 
 
-@pytest.mark.parametrize("make", [reuse, fifo, gds])
+@pytest.mark.parametrize("make", [reuse, fifo])
 def test_the_last_copy_of_a_key_is_told_when_it_goes(make):
     pool = make(3)
     gone = []
@@ -147,7 +141,7 @@ def test_the_last_copy_of_a_key_is_told_when_it_goes(make):
     assert gone == [b"1kv", b"2kv"]
 
 
-@pytest.mark.parametrize("make", [reuse, fifo, gds])
+@pytest.mark.parametrize("make", [reuse, fifo])
 def test_two_copies_that_go_together_are_told_once(make):
     pool = make(2)
     gone = []
@@ -160,7 +154,7 @@ def test_two_copies_that_go_together_are_told_once(make):
     assert gone == [b"1kv"]
 
 
-@pytest.mark.parametrize("make", [reuse, fifo, gds])
+@pytest.mark.parametrize("make", [reuse, fifo])
 def test_no_more_blocks_than_there_are(make):
     pool = make(2)
     with pytest.raises(ValueError, match="3 blocks asked for, 2 are free"):
@@ -172,7 +166,7 @@ def test_no_more_blocks_than_there_are(make):
         pool.queue.remove(pool.blocks[0])
 
 
-@pytest.mark.parametrize("make", [reuse, fifo, gds])
+@pytest.mark.parametrize("make", [reuse, fifo])
 def test_the_blocks_of_a_hit_leave_together_or_not_at_all(make):
     """Of 5 blocks 0 is in use and only counted; 1, named twice, and 2 leave; 3 is null."""
     pool = make(5)
@@ -258,7 +252,7 @@ def test_a_list_that_a_block_changes_when_it_is_asked_is_read_as_it_was(name):
     assert {block.ref_cnt for block in blocks} == {1 if name == "touch" else 0}
 
 
-@pytest.mark.parametrize("make", [reuse, fifo, gds])
+@pytest.mark.parametrize("make", [reuse, fifo])
 def test_a_use_that_cannot_be_counted_takes_back_the_others(make):
     """Block 0 is in use, 1 and 2 are free; 3 is in use as often as can be counted."""
     pool = make(5)
@@ -303,7 +297,7 @@ def test_a_block_that_refuses_its_count_takes_back_the_others():
         assert queue.get_all_free_blocks() == blocks
 
 
-@pytest.mark.parametrize("make", [reuse, fifo, gds])
+@pytest.mark.parametrize("make", [reuse, fifo])
 def test_after_a_reset_no_block_has_a_key(make):
     pool = make(3)
     cached(pool, b"1kv", b"2kv")
@@ -412,7 +406,7 @@ def test_a_cache_that_drops_keys_without_a_word_stops_no_queue():
         assert len(set(order(pool))) == pool.queue.num_free_blocks == 4 - len(used)
 
 
-@pytest.mark.parametrize("make", [reuse, fifo, gds])
+@pytest.mark.parametrize("make", [reuse, fifo])
 def test_a_queue_cannot_be_copied(make):
     pool = make(2)
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
@@ -435,38 +429,7 @@ def test_blocks_behind_a_cursor():
     assert list(pool.queue.iter_blocks_after(used)) == []
 
 
-def test_gds_tells_which_states_it_has_dropped():
-    """Depths 200 and 100: the second state is the cheaper one, and both its blocks go first."""
-    index = StateIndex()
-    pool = pool_of(5, GdsQueue, index, [b"a", b"b"])
-    blocks = pool.allocate(5)
-    for block, key in zip(blocks, (b"1a", b"1b", b"2a", b"2b", b"1kv"), strict=True):
-        pool.set_hash(block, key)
-    for state, name, depth in ((10, b"1", 200), (20, b"2", 100)):
-        index.insert(state, depth)
-        pool.queue.committed(state, name)
-    pool.free(blocks)
-    assert [b.block_id for b in pool.allocate(2)] == [2, 3]
-    assert pool.queue.take_gone() == [20]
-    pool.free([b for b in blocks if b.ref_cnt])
-    pool.reset()
-    assert pool.queue.take_gone() == [10]
-    assert len(index) == 0
-
-
-def test_gds_with_a_state_in_the_index_that_it_was_not_told_of_changes_nothing():
-    index = StateIndex()
-    pool = pool_of(3, GdsQueue, index, [b"a", b"b"])
-    cached(pool, b"1kv")
-    index.insert(10, 100)
-    before = order(pool)
-    with pytest.raises(KeyError):
-        pool.queue.popleft_n(3)
-    assert order(pool) == before == [1, 2, 0]
-    assert pool.queue.num_free_blocks == 3
-
-
-@pytest.mark.parametrize("make", [reuse, fifo, gds])
+@pytest.mark.parametrize("make", [reuse, fifo])
 def test_a_pool_and_its_queue_are_collected_together(make):
     """A block of vLLM knows its pool, and the pool its queue."""
     pool = make(2)
