@@ -76,7 +76,13 @@ def check_seams(settings: Settings) -> None:
     """Raise `SeamError` unless every seam is as it was in the tested versions."""
     version = seams.engine_version()
     seam.check(
-        "vLLM", version, seam_table.SEAMS, seam_table.TESTED, strict=settings.strict, log=_log
+        "vLLM",
+        version,
+        seam_table.SEAMS,
+        seam_table.TESTED,
+        strict=settings.strict,
+        log=_log,
+        views=seam_table.VIEWS,
     )
 
 

@@ -76,7 +76,8 @@ class WorkerSide:
         """Return what became of this step's stores, None where there were none."""
         if self._failed:
             return self._report_failure()
-        return None if self.store is None else self.store.report()
+        report = None if self.store is None else self.store.report()
+        return None if report is None else StoreReport(*report)
 
 
 @dataclasses.dataclass
@@ -129,7 +130,7 @@ class CheckpointStore:
             if self._int8:
                 self._reports.append((pool, report, dict(zip(slots, states, strict=True))))
 
-    def report(self) -> StoreReport | None:
+    def report(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Return the states of the last store and which of them hold NaN or Inf, once.
 
         In int8 this waits for the device; exact copies are never refused.
@@ -143,7 +144,7 @@ class CheckpointStore:
             refused.update(dict.fromkeys(states[slot] for slot in slots))
             pool.pool.alloc(len(slots))  # every slot stays allocated: the scheduler rules them
         self._reports.clear()
-        return StoreReport(stored, tuple(refused))
+        return stored, tuple(refused)
 
 
 def _active_states(

@@ -93,4 +93,4 @@ def test_a_pool_that_is_in_use_already_is_refused():
     (block,) = own.get_new_blocks(1)
     own._insert_block_hash(seams.key_of(b"a", 0), block, num_tokens=16)
     with pytest.raises(SystemExit, match="in use already"):
-        seams.put_cache(own, BlockHashIndex(own.blocks))
+        seams.require_empty(own)

@@ -19,7 +19,7 @@ from statecache.errors import SeamError, SettingsError
 from statecache_vllm import adapter, seam_table, seams
 from statecache_vllm import unsupported as refusals
 from statecache_vllm.install import check_seams
-from statecache_vllm.seam_table import SEAMS, TESTED
+from statecache_vllm.seam_table import SEAMS, TESTED, VIEWS
 from statecache_vllm.unsupported import REFUSED
 
 ON = {"kv_cache_plugin": "statecache"}
@@ -32,7 +32,7 @@ def registered():
 
 def test_every_seam_of_the_installed_version_is_in_place():
     assert seams.engine_version() in TESTED
-    assert {state for _, state in probe(SEAMS)} == {"ok"}
+    assert {state for _, state in probe(SEAMS, VIEWS)} == {"ok"}
 
 
 @pytest.mark.parametrize(
