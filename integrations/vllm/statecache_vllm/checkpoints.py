@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from statecache.engine.metrics import Counts as Events
+from statecache.engine.metric_table import MetricKey
+from statecache.engine.metrics import EventCounters
 from statecache.engine.settings import Settings
 from statecache_vllm.state_tree import Hash, StateTree
 
@@ -55,7 +56,7 @@ class CheckpointManager:
         self.tree = StateTree(settings, block_tokens, slots)
         self.slots = slots
         self.counts = CheckpointCounts()
-        self.events = Events()
+        self.events = EventCounters()
         self._on_change = on_change
         self._slot: dict[int, int] = {}
         self._pending: set[int] = set()
@@ -64,7 +65,7 @@ class CheckpointManager:
     def clear(self) -> None:
         """Forget every state: the weights may have changed."""
         if self._slot:
-            self.events.add("evictions|reset", len(self._slot))
+            self.events.add(MetricKey.EVICTIONS.of("reset"), len(self._slot))
         for state in list(self._slot):
             self._on_change(self.tree.hash_of(state), False)
         self.tree.clear()
@@ -88,7 +89,7 @@ class CheckpointManager:
             return None
         if not self._free and not self._evict(path if between else ()):
             self.counts.skipped += 1
-            self.events.add("skips|not_cached")
+            self.events.add(MetricKey.SKIPS.of("not_cached"))
             return None
         state = self.tree.put(path, end=end)
         slot = self._slot[state] = self._free.pop()
@@ -112,7 +113,7 @@ class CheckpointManager:
         self.tree.evict()
         self._free.append(self._slot.pop(victim))
         self.counts.evicted += 1
-        self.events.add("evictions|policy")
+        self.events.add(MetricKey.EVICTIONS.of("policy"))
         self.events.walked(time.perf_counter() - began)
         return True
 
@@ -124,7 +125,7 @@ class CheckpointManager:
                 continue  # dropped in the meantime
             if state in bad:
                 self.counts.refused += 1
-                self.events.add("skips|not_finite")
+                self.events.add(MetricKey.SKIPS.of("not_finite"))
                 self._drop(state)
             else:
                 self.counts.stored += 1
@@ -149,7 +150,7 @@ class CheckpointManager:
         """The KV of a block has left the cache: no state at or below it can be used."""
         for state in reversed(self.tree.depending_on(block_hash)):
             self.counts.worthless += 1
-            self.events.add("evictions|kv_gone")
+            self.events.add(MetricKey.EVICTIONS.of("kv_gone"))
             self._drop(state)
         self.tree.lost(block_hash)
 

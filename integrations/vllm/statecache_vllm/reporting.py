@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from statecache.engine.metric_table import DRY_RUN, MetricKey
 from statecache.engine.metrics import (
-    DRY_RUN,
-    Changes,
-    Counts,
+    BestEffort,
+    EventCounters,
     Exporter,
     PrometheusClasses,
-    Quiet,
     Reporter,
     merged,
 )
@@ -37,7 +36,7 @@ _PromMetrics: Any = _BASES[1]
 
 
 def policy_label(settings: Settings) -> str:
-    """Return the order of the blocks and, with a pool, the policy of its slots."""
+    """Return the block policy and, with a checkpoint pool, the policy of its slots."""
     if settings.dry_run:
         return DRY_RUN
     pool = "" if settings.checkpoints is None else f"+{settings.policy}"
@@ -53,13 +52,12 @@ class SchedulerReport:
         self._settings, self._parts = settings, parts
         mode = settings.checkpoints
         self._bytes = 0 if mode is None else bytes_per_state(mode, kv_cache_config)
-        self._counts = Counts()
+        self._counts = EventCounters()
         self._found: dict[str, tuple[int, int]] = {}
         self._of_checkpoints: dict[str, float] = {}
-        self._changes = Changes()
         self._pending: dict[str, float] = {}
         self._reporter = Reporter(self._sample, lambda: self._take)
-        self._best_effort = Quiet(_call)
+        self._best_effort = BestEffort(_call)
         self.also: Callable[[], dict[str, float]] = dict
         """What else is to be shown."""
         self._is_last = False
@@ -91,7 +89,7 @@ class SchedulerReport:
 
     def changes(self) -> dict[str, float]:
         """Return what has changed: about once a second, and after the last request."""
-        self._reporter.report(now=self._is_last)
+        self._reporter.flush(force=self._is_last)
         self._is_last = False
         found, self._pending = self._pending, {}
         return found
@@ -112,26 +110,27 @@ class SchedulerReport:
             **self._counts.sample(),
             **self._of_checkpoints,
             **self.also(),
-            f"active|{policy_label(settings)}": float(active),
-            "anomalies": parts.faults.anomalies,
-            "slots|blocks": parts.pool.num_gpu_blocks - 1,  # the null block is never handed out
-            "slots_free|blocks": parts.pool.get_num_free_blocks(),
+            MetricKey.ACTIVE.of(policy_label(settings)): float(active),
+            MetricKey.ANOMALIES.value: parts.faults.anomalies,
+            # The null block is never handed out.
+            MetricKey.SLOTS.of("blocks"): parts.pool.num_gpu_blocks - 1,
+            MetricKey.SLOTS_FREE.of("blocks"): parts.pool.get_num_free_blocks(),
         }
 
     def _sample_checkpoints(self, checkpoints: CheckpointManager) -> dict[str, float]:
         """Return the numbers of the checkpoint pool; the counts outlive a pool that failed."""
-        mode, counts = self._settings.checkpoints, checkpoints.counts
+        mode, counts = self._settings.checkpoints or "", checkpoints.counts
         return {
             **checkpoints.events.sample(),
             **checkpoints.tree.sample(),
-            "slots|checkpoint": checkpoints.slots,
-            "slots_free|checkpoint": checkpoints.slots - len(checkpoints),
-            "states_resident|checkpoint": len(checkpoints),
-            "states_pinned|checkpoint": checkpoints.pinned,
-            f"checkpoint_stores|{mode}": counts.stored,
-            f"checkpoint_restores|{mode}": counts.restored,
-            f"checkpoint_stored_bytes|{mode}": counts.stored * self._bytes,
-            f"checkpoint_restored_bytes|{mode}": counts.restored * self._bytes,
+            MetricKey.SLOTS.of("checkpoint"): checkpoints.slots,
+            MetricKey.SLOTS_FREE.of("checkpoint"): checkpoints.slots - len(checkpoints),
+            MetricKey.STATES_RESIDENT.of("checkpoint"): len(checkpoints),
+            MetricKey.STATES_PINNED.of("checkpoint"): checkpoints.pinned,
+            MetricKey.CHECKPOINT_STORES.of(mode): counts.stored,
+            MetricKey.CHECKPOINT_RESTORES.of(mode): counts.restored,
+            MetricKey.CHECKPOINT_STORED_BYTES.of(mode): counts.stored * self._bytes,
+            MetricKey.CHECKPOINT_RESTORED_BYTES.of(mode): counts.restored * self._bytes,
         }
 
 
@@ -178,8 +177,8 @@ class StateMetrics(_PromMetrics):  # type: ignore[misc]
         for rank, values in per_engine_labelvalues.items():
             exporter = Exporter(classes, "vllm", str(values[model]), rank)
             # Its scheduler has the connector in place before there are metrics.
-            exporter.apply({f"active|{label}": float(label not in ("stock", DRY_RUN))})
-            self._sinks[rank] = Quiet(exporter.apply)
+            exporter.apply({MetricKey.ACTIVE.of(label): float(label not in ("stock", DRY_RUN))})
+            self._sinks[rank] = BestEffort(exporter.apply)
 
     def observe(self, transfer_stats_data: dict[str, float], engine_idx: int = 0) -> None:
         """Add what has changed in one scheduler."""
