@@ -1,4 +1,4 @@
-"""How the cache of one scheduler is divided: groups of layers, tokens of a block, states apart."""
+"""How the cache of one scheduler is divided: groups of layers, and tokens of a block."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def describe(tensors: Iterable[Tensor]) -> tuple[Tensor, list[Tensor]]:
 
 
 def knows_states(kv_cache_config: KVCacheConfig) -> bool:
-    """Whether `describe` can tell the states of this model."""
+    """Whether `describe` knows the states of this model."""
     specs = [g.kv_cache_spec for g in kv_cache_config.kv_cache_groups]
     return all(
         sum(len(shape) == 3 for shape in spec.shapes) == 1 for spec in specs if seams.is_mamba(spec)

@@ -43,19 +43,7 @@ def configure(
     if engine_args.block_size is not None:
         # The block can only become a multiple of this one, in processes that start later.
         check_interval(in_force, engine_args.block_size)
-    given = {name: getattr(settings, name) for name in settings.given}
-    if "cost" in given:
-        given["cost"] = cost_text(settings.cost_model())
-    worker_class = engine_args.worker_cls
-    engine_args.kv_transfer_config = seams.connect(given)
-    if in_force.checkpoints is not None:
-        engine_args.worker_cls = seams.worker_class()
-    try:
-        config = create()
-    finally:
-        if in_force.checkpoints is not None:
-            engine_args.worker_cls = worker_class
-        engine_args.kv_transfer_config = None
+    config = _with_connector(settings, engine_args, create)
     if not config.model_config.is_hybrid:
         _log.warning("statecache: this model caches no recurrent states; nothing was changed")
         return create()
@@ -70,6 +58,25 @@ def configure(
         seams.engine_version(),
     )
     return config
+
+
+def _with_connector(
+    settings: Settings, engine_args: EngineArgs, create: Callable[[], VllmConfig]
+) -> VllmConfig:
+    """Return vLLM's configuration with the connector and, for a checkpoint pool, the worker."""
+    given = {name: getattr(settings, name) for name in settings.given}
+    if "cost" in given:
+        given["cost"] = cost_text(settings.cost_model())
+    worker_class = engine_args.worker_cls
+    engine_args.kv_transfer_config = seams.connect(given)
+    if settings.in_force.checkpoints is not None:
+        engine_args.worker_cls = seams.worker_class()
+    try:
+        return create()
+    finally:
+        if settings.in_force.checkpoints is not None:
+            engine_args.worker_cls = worker_class
+        engine_args.kv_transfer_config = None
 
 
 def check_seams(settings: Settings) -> None:

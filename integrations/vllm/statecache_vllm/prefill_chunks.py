@@ -45,7 +45,7 @@ def settle_interval(
     wanted = settings.checkpoint_interval
     if settings.admission == "branch-points":
         # vLLM itself ends a chunk, and keeps a state, where the KV of a prompt parts from what is
-        # cached: a junction. 0 leaves these and prompt ends alone.
+        # cached: a branch point. 0 leaves these and prompt ends alone.
         cache_config.prefix_cache_retention_interval = 0
         kv_cache_config.prefix_cache_retention_interval = 0
         return 0

@@ -216,11 +216,11 @@ class StateTree:
 
     def evict(self) -> int | None:
         """Drop the cheapest state that is not pinned; return it, or None when all are."""
-        gone = self._index.evict(1)
-        if not gone:
+        evicted = self._index.evict(1)
+        if not evicted:
             return None
-        self.dropped(gone[0])
-        return gone[0]
+        self.dropped(evicted[0])
+        return evicted[0]
 
     def erase(self, state: int) -> None:
         """Drop `state`, pinned or not."""
@@ -252,8 +252,8 @@ class StateTree:
 
     def _join(self, above: _Run, upper: _Run, lower: _Run) -> None:
         """Make one run of two, of the longer one."""
-        kept, gone = (upper, lower) if len(upper.hashes) > len(lower.hashes) else (lower, upper)
-        self._run_with.update(dict.fromkeys(gone.hashes, kept))
+        kept, joined = (upper, lower) if len(upper.hashes) > len(lower.hashes) else (lower, upper)
+        self._run_with.update(dict.fromkeys(joined.hashes, kept))
         del above.below[upper]
         above.below[kept] = None
         kept.hashes = upper.hashes + lower.hashes

@@ -12,7 +12,7 @@ vLLM 0.32 does then and because no such pair can be tried on a CPU:
   of a recurrent group that a restore was promised for, since its state lies before those tokens.
   The promise would have to be withdrawn, and the state is then the other connector's to bring;
   nothing that runs here can show that the tokens stay the same.
-- A connector that receives defers the frees that the block order is made for, as soon as batches
+- A connector that receives defers the frees that the block policy is made for, as soon as batches
   overlap (`Scheduler.defer_block_free`).
 """
 
