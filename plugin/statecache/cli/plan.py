@@ -50,7 +50,7 @@ class _Sizes(msgspec.Struct, frozen=True):
 
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
-    schema: str = "statecache.plan/1"
+    schema: str = "statecache.plan/2"
     version: str = __version__
     trace: TraceIdentity
     demand: Demand
@@ -135,6 +135,11 @@ def plan_command(
         block_tokens=block_size,
         chunk_tokens=chunk,
     )
+    _show_and_write(_recommended(demand, trace, limit), json)
+
+
+def _recommended(demand: Demand, trace: str, limit: int | None) -> _Report:
+    """Play every split on the trace. Raises `SettingsError` where none serves a request."""
     recorded = read_trace(trace, limit=limit)
     tree = PrefixTree.of(recorded)
     splits = list(shown_progress("plan", rated_splits(demand, tree), demand.combinations))
@@ -148,20 +153,23 @@ def plan_command(
             f" their prompts of {min(lengths):,} to {max(lengths):,} tokens are longer than its KV:"
             " give more"
         )
-    report = _Report(
+    return _Report(
         trace=TraceIdentity.of(recorded),
         demand=demand,
         sizes=[_sizes(demand, engine) for engine in demand.engines],
         best=best,
         splits=splits,
     )
+
+
+def _show_and_write(report: _Report, json: Path | None) -> None:
     if json:
         with whole_file("--json", json) as file:
             file.write(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     if str(json) != "-":
         _show(report)
-    for engine_name in demand.engines:
-        _warn(engine_name, best.get(engine_name))
+    for engine_name in report.demand.engines:
+        _warn(engine_name, report.best.get(engine_name))
 
 
 def _warn(engine: str, best: Split | None) -> None:

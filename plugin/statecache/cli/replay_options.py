@@ -18,7 +18,11 @@ from statecache.index.policies import (
     policy_names,
     pool_policy_names,
 )
-from statecache.replay.block_policies import block_policy_names, current_block_policy
+from statecache.replay.block_policies import (
+    block_policy_names,
+    current_block_policy,
+    earlier_block_policy,
+)
 from statecache.replay.block_pools import kv_blocks_beside
 from statecache.replay.settings import CostSettings, PoolSettings, ReplaySettings
 from statecache.replay.shared_pool import MOST_BLOCKS
@@ -104,7 +108,7 @@ def pool_settings(options: Options) -> PoolSettings:
         chunk_tokens=_chunk(options.chunk),
         limit=options.limit,
         cost=_cost(options.cost),
-        orders=block_policies,
+        orders=block_policies and [earlier_block_policy(name) for name in block_policies],
     )
 
 

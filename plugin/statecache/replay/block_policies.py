@@ -27,6 +27,7 @@ __all__ = [
     "block_policy_names",
     "block_policy_summaries",
     "current_block_policy",
+    "earlier_block_policy",
     "make_block_policy",
 ]
 
@@ -283,6 +284,11 @@ def block_policy_summaries() -> str:
 def current_block_policy(name: str) -> str:
     """Return today's name of a block policy; a name that is none as it is."""
     return next((spec.name for spec in BLOCK_POLICIES if name in spec.old_names), name)
+
+
+def earlier_block_policy(name: str) -> str:
+    """Return what a block policy of the table was called before, its name if that is the same."""
+    return next((s.old_names[0] for s in BLOCK_POLICIES if s.name == name and s.old_names), name)
 
 
 def make_block_policy(name: str, ratio: Fraction | None = None) -> BlockPolicyFactory:

@@ -12,7 +12,11 @@ from statecache import CostModel
 from statecache.errors import SettingsError
 from statecache.index.admissions import current_admission
 from statecache.index.policies import DEFAULT, make_index, pool_policy_names
-from statecache.replay.block_policies import current_block_policy, make_block_policy
+from statecache.replay.block_policies import (
+    current_block_policy,
+    earlier_block_policy,
+    make_block_policy,
+)
 from statecache.replay.leaf_kv import LeafLruKv
 from statecache.replay.prefix_tree import PreorderTree
 from statecache.replay.shared_pool import Points, SharedPool
@@ -49,7 +53,7 @@ class _Pool(msgspec.Struct, frozen=True):
 class PoolRow(_Pool, frozen=True):
     """Totals of one replay; tokens in whole blocks of 512. Rejected requests count nowhere else.
 
-    `block_policy` rules a shared pool (`order` is what it was called before and stays for one
+    `block_policy` rules a shared pool (`order` is the same by the names of before, for one
     release); states with slots of their own follow `policy`.
     """
 
@@ -169,7 +173,7 @@ def _play(
         pool_blocks=asked.pool_blocks,
         state_blocks=asked.state_blocks,
         block_policy=asked.block_policy,
-        order=asked.block_policy,
+        order=asked.block_policy and earlier_block_policy(asked.block_policy),
         checkpoint_slots=asked.checkpoint_slots,
         policy=asked.policy,
         admission=asked.admission,

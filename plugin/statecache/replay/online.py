@@ -100,11 +100,11 @@ class _Tree:
         found: list[int] = []
         left = list(self._below.get(block, ()))
         while left:
-            one = left.pop()
-            if resident[one]:
-                found.append(one)
+            block = left.pop()
+            if resident[block]:
+                found.append(block)
             else:
-                left.extend(self._below.get(one, ()))
+                left.extend(self._below.get(block, ()))
         return found
 
 

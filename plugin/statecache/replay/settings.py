@@ -35,8 +35,8 @@ class PoolSettings(msgspec.Struct, frozen=True):
     """What was asked of a pool of blocks; what does not apply is None.
 
     With `checkpoint_slots` states are ruled by `policies`, else all blocks by `block_policies`.
-    `orders` is what `block_policies` was called before, `interior_weight` and `queue_ratio` are
-    options that there were: they stay for one release.
+    `orders` is the same by the names of before, `interior_weight` and `queue_ratio` are options
+    that there were: they stay for one release.
     """
 
     pool_blocks: list[int]

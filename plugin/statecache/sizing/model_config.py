@@ -105,9 +105,9 @@ class _Config:
     def layers(self, kinds: Mapping[str, tuple[str, ...]]) -> tuple[int, int]:
         """Count the layers of the two kinds: with states, and with attention."""
         listed = self.get("layer_types", "layers_block_type")
-        if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+        if not isinstance(listed, list) or not all(isinstance(layer, str) for layer in listed):
             raise self.error(f"lacks layer_types, which a {self.family} model needs")
-        states, attention = (sum(one in kinds[kind] for one in listed) for kind in kinds)
+        states, attention = (sum(layer in kinds[kind] for layer in listed) for kind in kinds)
         return states, attention
 
     def kv_values(self, head_dim: int) -> int:

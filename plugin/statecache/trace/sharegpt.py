@@ -70,7 +70,7 @@ def sharegpt_lines(file: str, sessions: int, seed: int) -> Iterator[bytes]:
         for turn in talk:
             timed.append((now, session, turn))
             now += turn.output_length * _TOKEN_MS + rng.randrange(2 * _PAUSE_MS)
-    for now, session, turn in sorted(timed, key=lambda one: one[:2]):
+    for now, session, turn in sorted(timed, key=lambda event: event[:2]):
         line = msgspec.structs.asdict(turn) | {"timestamp": now, "session_id": session}
         yield msgspec.json.encode(line) + b"\n"
 
@@ -79,27 +79,27 @@ def sharegpt_lines(file: str, sessions: int, seed: int) -> Iterator[bytes]:
 def _read(file: str, _changed: int, _bytes: int) -> list[list[_Turn]]:
     """Return the requests of each conversation that has any: a file is read once for all seeds."""
     try:
-        told = msgspec.json.decode(Path(file).read_bytes(), type=list[_Conversation])
+        conversations = msgspec.json.decode(Path(file).read_bytes(), type=list[_Conversation])
     except msgspec.ValidationError as error:
         raise TraceError(file, f"is no list of conversations as ShareGPT has: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(file, f"is not JSON ({error})") from error
-    talks = [turns for one in told if (turns := _turns(one.conversations))]
+    talks = [turns for talk in conversations if (turns := _turns(talk.conversations))]
     if not talks:
         raise TraceError(file, "has no conversation with a prompt of a whole block of 512 tokens")
     return talks
 
 
-def _turns(said: list[_Said]) -> list[_Turn]:
+def _turns(messages: list[_Said]) -> list[_Turn]:
     turns: list[_Turn] = []
     text = ""
     ids: list[int] = []
-    for one in said:
-        if one.role.lower() in _MODEL and len(text) >= _BLOCK_CHARACTERS:
+    for message in messages:
+        if message.role.lower() in _MODEL and len(text) >= _BLOCK_CHARACTERS:
             ids = _grown(ids, text)
-            answer = -(-len(one.text) // CHARACTERS_A_TOKEN)
+            answer = -(-len(message.text) // CHARACTERS_A_TOKEN)
             turns.append(_Turn(len(text) // CHARACTERS_A_TOKEN, answer, ids))
-        text += f"{one.role}\n{one.text}\n"
+        text += f"{message.role}\n{message.text}\n"
     return turns
 
 

@@ -146,6 +146,11 @@ def test_old_names_work_and_say_so_once(trace: Path) -> None:
         *("--admission", "branch-points,dense+branch-points"),
     )
     assert (old.stdout, new.stderr) == (new.stdout, "")
+    rows = json.loads(new.stdout)["rows"]
+    assert [(row["block_policy"], row["order"]) for row in rows[:2]] == [
+        ("duplicates", "copies"),
+        ("fifo", "stock"),
+    ]
     assert [line.partition(";")[0] for line in old.stderr.splitlines()] == [
         "statecache: --order is now --block-policy",
         "statecache: --block-policy copies is now --block-policy duplicates",
