@@ -7,7 +7,7 @@ import prometheus_client
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from statecache.engine.metrics import Changes, Counts, Exporter, PrometheusClasses
+from statecache.engine.metrics import EventCounters, Exporter, MetricDeltas, PrometheusClasses
 
 BATCH, ROUNDS = 100, 200
 EVENTS = {
@@ -19,7 +19,7 @@ EVENTS = {
 
 @pytest.mark.parametrize("event", EVENTS)
 def test_event(benchmark: BenchmarkFixture, event: str) -> None:
-    counts, call = Counts(), EVENTS[event]
+    counts, call = EventCounters(), EVENTS[event]
 
     def batch() -> None:
         for _ in range(BATCH):
@@ -30,7 +30,7 @@ def test_event(benchmark: BenchmarkFixture, event: str) -> None:
 
 def test_report(benchmark: BenchmarkFixture) -> None:
     """Once a second: one round is one report in which every kind of number has changed."""
-    counts, changes = Counts(), Changes()
+    counts, changes = EventCounters(), MetricDeltas()
     classes = PrometheusClasses(
         prometheus_client.Counter, prometheus_client.Gauge, prometheus_client.Histogram
     )

@@ -34,10 +34,10 @@ from statecache.sizing.splits import EngineSplits
 class ToySplits(EngineSplits):
     """Every state that is kept is reused once: a token a slot."""
 
-    def played(self, kind, share, slots, kv_bytes):
+    def play_split(self, kind, share, slots, kv_bytes):
         if self.kv_tokens(kv_bytes) < 512:
             return None
-        return self.made(kind, share, slots, kv_bytes, slots, 0, [f"--kept {slots}"])
+        return self.build_split(kind, share, slots, kv_bytes, slots, 0, [f"--kept {slots}"])
 '''
 _FILES = {
     "toy_engine/__init__.py": "class Pool:\n    def touch(self, blocks): ...\n",

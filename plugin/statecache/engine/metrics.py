@@ -253,10 +253,6 @@ class Reporter:
             self._next = at + _INTERVAL_SECONDS
             self._export()
 
-    def report(self, *, now: bool = False) -> None:
-        """As `flush`, until the adapters have the name of today."""
-        self.flush(force=now)
-
     def _exported(self) -> None:
         if self._take is None:
             self._take = self._make()
@@ -264,9 +260,3 @@ class Reporter:
             self._next = float("inf")
         else:
             self._take(self._changes.of(self._sample()))
-
-
-# Until the adapters have the names of today.
-Counts = EventCounters
-Changes = MetricDeltas
-Quiet = BestEffort

@@ -176,33 +176,6 @@ class Settings(msgspec.Struct, frozen=True):
         """Flags that were given and that the dry run does not put in place."""
         return tuple(flag_of(name) for name in self.given if name in _NOT_IN_A_DRY_RUN)
 
-    # Until the adapters have the names of today.
-
-    @property
-    def checkpoint_mode(self) -> str | None:
-        """As `checkpoints`."""
-        return self.checkpoints
-
-    @property
-    def pool_slots(self) -> int | None:
-        """As `checkpoint_slots`."""
-        return self.checkpoint_slots
-
-    @property
-    def int8(self) -> bool:
-        """Whether checkpoints are int8."""
-        return self.checkpoints == "int8"
-
-    @property
-    def int8_slots(self) -> int | None:
-        """Nothing any more."""
-        return None
-
-    @property
-    def block_order(self) -> str:
-        """As `block_policy`."""
-        return self.block_policy
-
     def require_engine(self, engine: EngineSpec) -> None:
         """Raise `SettingsError` if something was given that `engine` has no use for."""
         for name in self.given:

@@ -8,13 +8,13 @@ from typing import Any
 
 from statecache.engine.settings_schema import RawSettings, check_number, flag_of
 from statecache.errors import SettingsError
+from statecache.index.admissions import current_admission
 
 __all__ = ["OLD_NAMES", "CarriedSettings", "with_new_names"]
 
 _log = logging.getLogger("statecache.settings")
 
 OLD_NAMES = ("int8", "int8_slots", "block_order")
-_OLD_ADMISSION, _ADMISSION = "ends+fork", "branch-points"
 
 _said: set[str] = set()
 
@@ -46,10 +46,11 @@ def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
     if (policy := given.get("block_order")) is not None:
         found.setdefault("block_policy", policy)
         _say(flag_of("block_order"), flag_of("block_policy"))
-    if found.get("admission") == _OLD_ADMISSION:
-        found["admission"] = _ADMISSION
+    admission = found.get("admission")
+    if admission is not None and (current := current_admission(admission)) != admission:
+        found["admission"] = current
         flag = flag_of("admission")
-        _say(f"{flag} {_OLD_ADMISSION}", f"{flag} {_ADMISSION}")
+        _say(f"{flag} {admission}", f"{flag} {current}")
     return found
 
 

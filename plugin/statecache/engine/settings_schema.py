@@ -13,6 +13,7 @@ import msgspec
 
 from statecache.checkpoint.formats import FORMATS
 from statecache.errors import SettingsError, escape_control_chars
+from statecache.index.admissions import SERVER, admission_names
 from statecache.index.policies import ENGINE, policy_names
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 PLUGINS = ("statecache",)
-ADMISSIONS = ("engine", "branch-points", "dense")
+ADMISSIONS = admission_names(SERVER)
 BLOCK_POLICIES = ("reuse", "stock")
 CHECKPOINTS = tuple(FORMATS)
 
