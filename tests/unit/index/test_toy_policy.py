@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from statecache.ab.arms import parse_arm
-from statecache.ab.drivers.replay import TraceReplay
+from statecache.ab.drivers.trace_replay import TraceReplay
 from statecache.ab.experiments import Experiment
 from statecache.cli.plot import _figure
 from statecache.engine.settings import Settings, add_flags
