@@ -55,7 +55,7 @@ def test_int8_checkpoints_move_log_probabilities_little(model):
     The state is bfloat16 here; batches and preemption alone move log-probabilities by .015.
     """
     exact = from_checkpoints(model, {"checkpoints": "native", "checkpoint_slots": 100})
-    int8 = from_checkpoints(model, {"int8": True, "int8_slots": 100})
+    int8 = from_checkpoints(model, {"checkpoints": "int8", "checkpoint_slots": 100})
     found, same = differences(exact, int8)
     mean, top = said("int8 against exact", found, same, 100)
     assert same >= 40

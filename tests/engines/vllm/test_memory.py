@@ -34,7 +34,7 @@ def settings(**given):
         ({"checkpoints": "native"}, 900_000),
         ({"int8": True}, 900_000),
         ({"checkpoints": "native", "checkpoint_slots": 2}, 1_000_000 - 2 * NATIVE),
-        ({"int8": True, "int8_slots": 10}, 1_000_000 - 10 * INT8),
+        ({"checkpoints": "int8", "checkpoint_slots": 10}, 1_000_000 - 10 * INT8),
     ],
 )
 def test_what_is_left_for_blocks(given, left):
@@ -45,7 +45,7 @@ def test_what_is_left_for_blocks(given, left):
     ("given", "need"),
     [
         ({"checkpoints": "native", "checkpoint_slots": 5}, 5 * NATIVE),
-        ({"int8": True, "int8_slots": 5}, 5 * INT8),
+        ({"checkpoints": "int8", "checkpoint_slots": 5}, 5 * INT8),
     ],
 )
 def test_more_slots_than_memory_stop_with_the_numbers_and_the_flag(given, need):
