@@ -49,7 +49,7 @@ class Bench:
         folder: Path = Path(),
         say: Callable[[str], None] = lambda _line: None,
     ) -> None:
-        """Start nothing yet. Servers' logs go to `folder`; `say` is told what takes long."""
+        """Start nothing yet. Servers' logs go to `folder`; `say` hears what takes long."""
         self.failures: list[Failure] = []
         self._trial = trial
         self._context = Context(trial, folder, say, SharedReplays())

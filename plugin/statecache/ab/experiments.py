@@ -117,8 +117,10 @@ class Experiment:
         """What a reader of the report must know."""
         if not self._kind.note:
             return []
-        told = [engine_specs()[engine].arms_note for engine in self._engines if self._kind.compares]
-        return [" ".join([self._kind.note, *told])]
+        notes = [
+            engine_specs()[engine].arms_note for engine in self._engines if self._kind.compares
+        ]
+        return [" ".join([self._kind.note, *notes])]
 
     @property
     def repeats(self) -> int:

@@ -28,7 +28,7 @@ _MOST_SEED = 2**63 - _MOST_REPEATS  # each repeat has the next one, and all are 
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a file says; its tables are made into arms, a workload and settings of servers."""
+    """What a file says; its tables become arms, a workload and settings of servers."""
 
     arms: list[dict[str, Any]] = []
     workload: dict[str, Any] = {}

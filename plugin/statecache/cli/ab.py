@@ -135,7 +135,7 @@ def ab_command(
         if trace is not None or engines is not None:
             raise SettingsError("--trace and --engines are for --experiment: see --workload, --arm")
         trial = read_plan(plan, arm or [], workload, repeats, seed, warm_up, python, servers, speed)
-    with _made(output):
+    with _output_folder(output):
         _run(trial, output)
 
 
@@ -200,9 +200,9 @@ def _say(line: str) -> None:
 
 
 @contextmanager
-def _made(folder: Path) -> Iterator[None]:
-    """Make `folder`; after an error what was made goes again, unless something was put there."""
-    made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+def _output_folder(folder: Path) -> Iterator[None]:
+    """Create `folder`; after an error what was created goes, unless something was put there."""
+    created = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ def _made(folder: Path) -> Iterator[None]:
             raise SettingsError(f"--output: {folder} cannot be made ({error.strerror})") from error
         yield
     except BaseException:
-        for path in made:
+        for path in created:
             with suppress(OSError):
                 path.rmdir()
         raise

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import os
 import re
 import socket
 import threading
@@ -212,6 +213,15 @@ def test_no_command_shows_the_password_of_an_address() -> None:
     done = run("doctor", "--url", "http://me:secret@127.0.0.1:9", "--json", "-")
     assert "http://***@127.0.0.1:9/metrics" in done.stdout
     assert "secret" not in done.stdout + done.stderr
+
+
+def test_without_httpx_the_line_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "httpx.py").write_text("raise ModuleNotFoundError('no httpx', name='httpx')")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for command in (("doctor",), ("fit", "--request-seconds", 1)):
+        done = run(*command, "--url", "http://127.0.0.1:9", env=env)
+        assert_one_line(done, "--url: httpx is not installed: pip install 'statecache[ab]'")
+    assert run("doctor", "--help", env=env).returncode == 0
 
 
 PAGE = (

@@ -34,7 +34,7 @@ class Turn(Enum):
 class Context(NamedTuple):
     """What the drivers of a test share.
 
-    Logs go to `folder`; `say` is told in one line what takes long.
+    Logs go to `folder`; `say` gets a line about what takes long.
     """
 
     trial: Trial

@@ -96,7 +96,7 @@ def _not_there(engine: str, python: str, problem: str) -> str:
 class EngineProcess:
     """A process with one engine in it, started with that engine's Python.
 
-    It is out of reach of the terminal's Ctrl-C: whoever started it ends it with `close`.
+    The terminal's Ctrl-C does not reach it: `close` ends it.
     """
 
     def __init__(self, engine: str, python: str | None) -> None:
@@ -200,7 +200,7 @@ class EngineProcess:
         if self.alive:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()  # so that nobody takes it for alive
+            self._process.wait()  # `alive` is false from here on
 
     def _last_words(self) -> str:
         self._log.seek(0)

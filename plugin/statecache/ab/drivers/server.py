@@ -76,7 +76,7 @@ class Server:
         self._starts += 1
         try:
             if self._arm.command is not None:
-                with interrupts_put_off():  # or it would run and nobody know of it
+                with interrupts_put_off():  # or it would run, known to no `close`
                     self._process = ServerProcess(self._arm, self._log)
                 self._url = self._process.url
             self.served = asyncio.run(self._get_ready(longest))
@@ -159,18 +159,20 @@ class Server:
         Also, the first ones of a server are slow. One that does not know the wish may refuse it.
         """
         tokens = self._tokens(served, f"start {self._starts}")
-        told = True
+        with_ids = True
         async with self._client(served) as client:
             for block in range(2):
-                question = Question(tokens.prompt([block]), _FIRST_OUTPUT_TOKENS, wants_ids=told)
+                question = Question(
+                    tokens.prompt([block]), _FIRST_OUTPUT_TOKENS, wants_ids=with_ids
+                )
                 answered = await client.ask(question)
-                if told and (answered.error or "").startswith("status 4"):
-                    told = False
+                if with_ids and (answered.error or "").startswith("status 4"):
+                    with_ids = False
                     answered = await client.ask(msgspec.structs.replace(question, wants_ids=False))
                 if answered.error is not None:
                     raise RequestError(f"the first request failed: {answered.error}")
-                told = told and len(answered.output_ids or []) == answered.output_tokens
-        return told
+                with_ids = with_ids and len(answered.output_ids or []) == answered.output_tokens
+        return with_ids
 
     async def _measured(
         self,

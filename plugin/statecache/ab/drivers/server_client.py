@@ -171,7 +171,7 @@ class Client:
 
 
 class LineTooLongError(ValueError):
-    """Nobody sends such a line; the message says how long it was."""
+    """No server sends such a line; the message says how long it was."""
 
 
 async def _lines(reply: httpx.Response) -> AsyncIterator[bytes]:

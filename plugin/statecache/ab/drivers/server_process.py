@@ -32,7 +32,7 @@ _LAST_LINES, _SHOWN_CHARACTERS = 3, 200
 class ServerProcess:
     """Runs the command of an arm in a process group of its own, out of reach of Ctrl-C.
 
-    Whoever started it ends it with `close`.
+    `close` ends it.
     """
 
     def __init__(self, arm: ServerArm, log: Path) -> None:
