@@ -34,17 +34,13 @@ class HostAwareRustCore(RustTreeCore):
     """SGLang's Rust tree core, telling which states left the device, the host or both."""
 
     scheduler_side: SchedulerSide
+    faults: FaultBarrier  # of the scheduler's side: read at each call
 
     def __init__(self, params: CacheParameters, settings: Settings) -> None:
         super().__init__(params)
         self._settings = settings
         self._has_host = False
         self._start_over()
-
-    @property
-    def faults(self) -> FaultBarrier:
-        """The barrier of the index."""
-        return self.scheduler_side.faults
 
     def _start_over(self) -> None:
         # States on the device in the order of the native list, least recently used first.

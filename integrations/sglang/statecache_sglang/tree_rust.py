@@ -66,6 +66,7 @@ class IndexedRustCore(HostAwareRustCore):
         self._clears_paths = self._bindings.applied
         slots = state_slots.state_capacity(params)
         self.scheduler_side = SchedulerSide(settings, self._find_below, slots)
+        self.faults = self.scheduler_side.faults
         self._all_but_state = [int(c) for c in self.tree_components if c != _MAMBA]
 
     def _start_over(self) -> None:
