@@ -61,8 +61,7 @@ def build_struct(
     try:
         return msgspec.convert(values, kind, strict=strict)
     except msgspec.ValidationError as error:
-        own = isinstance(error.__cause__, SettingsError)
-        problem = str(error.__cause__ if own else error)
+        problem = str(error.__cause__ or error)  # what the struct's own check said, if it did
         if not problem.startswith(f"{where}: "):
             problem = f"{where}: {problem}"
         raise SettingsError(escape_control_chars(problem)) from error
