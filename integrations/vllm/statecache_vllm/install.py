@@ -10,6 +10,7 @@ from statecache.engine import seams as seam
 from statecache.engine.cost import cost_text
 from statecache.engine.settings import Settings
 from statecache.errors import SettingsError
+from statecache.index.policies import find_policy
 from statecache.trace.record_file import check_record_file
 from statecache_vllm import seam_table, seams
 from statecache_vllm import unsupported as refusals
@@ -34,10 +35,11 @@ def configure(
     if settings.record is not None and multiprocessing.parent_process() is None:
         check_record_file(settings.record)  # in a child it may be that of this very server
     in_force = settings.in_force
-    if settings.policy == "learned" and not settings.dry_run and not settings.checkpoints:
+    needs_prompts = find_policy(settings.policy).needs_prompts
+    if needs_prompts and not settings.dry_run and not settings.checkpoints:
         raise SettingsError(
-            "--statecache-policy learned needs --statecache-checkpoints: it rules the slots of that"
-            " pool (the blocks have --statecache-block-policy)"
+            f"--statecache-policy {settings.policy} needs --statecache-checkpoints: it rules the"
+            " slots of that pool (the blocks have --statecache-block-policy)"
         )
     refusals.refuse(engine_args, pool=in_force.checkpoints is not None)
     if engine_args.block_size is not None:

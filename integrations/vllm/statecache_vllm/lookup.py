@@ -10,6 +10,7 @@ from collections.abc import Callable
 from statecache._blocks import ReuseQueue
 from statecache.engine.faults import guarded
 from statecache.engine.settings import Settings
+from statecache.index.policies import find_policy
 from statecache_vllm import seams
 from statecache_vllm.block_queues import ProtectedRequests
 from statecache_vllm.cache_layout import CacheLayout
@@ -50,7 +51,7 @@ class Lookup:
         self._layout = layout
         self._manager = manager
         self._report = report
-        self._follows_prompts = settings.policy == "learned"
+        self._follows_prompts = find_policy(settings.policy).needs_prompts
         self._resident: dict[str, int] = {}  # tokens of a request whose KV was there
         self._hit: dict[str, int] = {}  # states that served a lookup from their blocks
 

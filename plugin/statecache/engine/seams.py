@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from statecache.engine.patching import original_function
-from statecache.engine.settings import flag_of
+from statecache.engine.settings_schema import flag_of
 from statecache.engine.views import View, probe_views
 from statecache.errors import SeamError, group_by_reason
 
