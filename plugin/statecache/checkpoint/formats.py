@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from statecache.checkpoint.ops import CheckpointOps
 
-__all__ = ["DTYPE_BYTES", "FORMATS", "Format", "TemporalPart", "format_named"]
+__all__ = ["DTYPE_BYTES", "FORMATS", "Format", "TemporalCopy", "TemporalPart", "format_named"]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
@@ -32,19 +32,20 @@ class TemporalPart:
     dtype: str
 
 
-StoreTemporal = Callable[
-    ["CheckpointOps", Sequence["Tensor"], Mapping[str, "Tensor"], "Tensor", "Tensor", "Tensor"],
-    None,
-]
-"""`(copies, temporals, kept, report, sources, targets)`.
+@dataclass(frozen=True, slots=True)
+class TemporalCopy:
+    """A copy of temporal states between an engine's tensors and a pool's, all layers.
 
-`temporals` are the engine's, one `[layers, slots, heads, d_v, d_k]` or a `[slots, heads, d_v, d_k]`
-for each layer; `kept` are the pool's tensors by name.
-"""
-LoadTemporal = Callable[
-    ["CheckpointOps", Sequence["Tensor"], Mapping[str, "Tensor"], "Tensor", "Tensor"], None
-]
-"""`(copies, temporals, kept, sources, targets)`: the way back."""
+    `temporals` are the engine's, one `[layers, slots, heads, d_v, d_k]` or a
+    `[slots, heads, d_v, d_k]` for each layer; `kept` are the pool's tensors by name. State
+    `sources[i]` goes to `targets[i]`; which of the two are the engine's slots depends on the way.
+    """
+
+    ops: CheckpointOps
+    temporals: Sequence[Tensor]
+    kept: Mapping[str, Tensor]
+    sources: Tensor
+    targets: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +53,8 @@ class Format:
     """How temporal states lie in a checkpoint pool.
 
     `parts(shape, dtype)` names the tensors for a layer's heads, d_v, d_k and the type of its
-    state. `store` and `load` move temporal states of all layers; `store` reports as
-    `statecache.checkpoint.ops` says. A format that is `exact` never refuses a state.
+    state. `store(copy, report)` and `load(copy)` move temporal states of all layers; the report is
+    as `statecache.checkpoint.ops` says. A format that is `exact` never refuses a state.
 
     The constraints: d_v and d_k are multiples of `side_multiple`, and the last `dense_dims` of the
     dimensions heads, d_v, d_k lie in memory without gaps.
@@ -65,8 +66,8 @@ class Format:
     side_multiple: int
     dense_dims: int
     parts: Callable[[Shape, str], tuple[TemporalPart, ...]]
-    store: StoreTemporal
-    load: LoadTemporal
+    store: Callable[[TemporalCopy, Tensor], None]
+    load: Callable[[TemporalCopy], None]
 
     def bytes_per_layer(self, shape: Shape, dtype: str) -> int:
         """Return the bytes that the temporal state of one layer takes in a slot."""
@@ -77,34 +78,20 @@ def _native_parts(shape: Shape, dtype: str) -> tuple[TemporalPart, ...]:
     return (TemporalPart("temporal", shape, dtype),)
 
 
-def _native_store(
-    copies: CheckpointOps,
-    temporals: Sequence[Tensor],
-    kept: Mapping[str, Tensor],
-    report: Tensor,
-    sources: Tensor,
-    targets: Tensor,
-) -> None:
-    for tensor, slots, slot_dim in _temporal_pairs(temporals, kept["temporal"]):
-        copies.move(tensor, slots, sources, targets, slot_dim)
-    report += (sources >= 0) & (sources < temporals[0].shape[-4])  # STORED is 1
+def _native_store(copy: TemporalCopy, report: Tensor) -> None:
+    for tensor, slots, slot_dim in _temporal_pairs(copy):
+        copy.ops.move(tensor, slots, copy.sources, copy.targets, slot_dim)
+    report += (copy.sources >= 0) & (copy.sources < copy.temporals[0].shape[-4])  # STORED is 1
 
 
-def _native_load(
-    copies: CheckpointOps,
-    temporals: Sequence[Tensor],
-    kept: Mapping[str, Tensor],
-    sources: Tensor,
-    targets: Tensor,
-) -> None:
-    for tensor, slots, slot_dim in _temporal_pairs(temporals, kept["temporal"]):
-        copies.move(slots, tensor, sources, targets, slot_dim)
+def _native_load(copy: TemporalCopy) -> None:
+    for tensor, slots, slot_dim in _temporal_pairs(copy):
+        copy.ops.move(slots, tensor, copy.sources, copy.targets, slot_dim)
 
 
-def _temporal_pairs(
-    temporals: Sequence[Tensor], kept: Tensor
-) -> Iterable[tuple[Tensor, Tensor, int]]:
+def _temporal_pairs(copy: TemporalCopy) -> Iterable[tuple[Tensor, Tensor, int]]:
     """Return the engine's tensors beside the pool's, and which dimension their slots are."""
+    temporals, kept = copy.temporals, copy.kept["temporal"]
     if temporals[0].dim() == 5:
         return [(temporals[0], kept, 1)]
     return [(tensor, slots, 0) for tensor, slots in zip(temporals, kept, strict=True)]
@@ -120,25 +107,14 @@ def _int8_parts(shape: Shape, dtype: str) -> tuple[TemporalPart, ...]:
     )
 
 
-def _int8_store(
-    copies: CheckpointOps,
-    temporals: Sequence[Tensor],
-    kept: Mapping[str, Tensor],
-    report: Tensor,
-    sources: Tensor,
-    targets: Tensor,
-) -> None:
-    copies.store(temporals, kept["quantized"], kept["scale"], report, sources, targets)
+def _int8_store(copy: TemporalCopy, report: Tensor) -> None:
+    quantized, scale = copy.kept["quantized"], copy.kept["scale"]
+    copy.ops.store(copy.temporals, quantized, scale, report, copy.sources, copy.targets)
 
 
-def _int8_load(
-    copies: CheckpointOps,
-    temporals: Sequence[Tensor],
-    kept: Mapping[str, Tensor],
-    sources: Tensor,
-    targets: Tensor,
-) -> None:
-    copies.load(kept["quantized"], kept["scale"], temporals, sources, targets)
+def _int8_load(copy: TemporalCopy) -> None:
+    quantized, scale = copy.kept["quantized"], copy.kept["scale"]
+    copy.ops.load(quantized, scale, copy.temporals, copy.sources, copy.targets)
 
 
 _ROWS = (

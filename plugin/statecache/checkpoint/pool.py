@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from statecache.checkpoint.formats import format_named
+from statecache.checkpoint.formats import TemporalCopy, format_named
 from statecache.checkpoint.layout import (
     ActiveState,
     Layout,
@@ -336,13 +336,16 @@ class CheckpointPool:
         for name, state in layout.exact.items():
             kept = self._tensors[name]
             self._copies.move(state.tensor, kept, sources, targets, state.slot_dim)
-        self._format.store(self._copies, layout.temporals, self._tensors, flags, sources, targets)
+        copy = TemporalCopy(self._copies, layout.temporals, self._tensors, sources, targets)
+        self._format.store(copy, flags)
 
     def _copy_out(self, layout: Layout, sources: Tensor, targets: Tensor) -> None:
         for name, state in layout.exact.items():
             kept = self._tensors[name]
             self._copies.move(kept, state.tensor, sources, targets, state.slot_dim)
-        self._format.load(self._copies, layout.temporals, self._tensors, sources, targets)
+        self._format.load(
+            TemporalCopy(self._copies, layout.temporals, self._tensors, sources, targets)
+        )
 
     def _release(self, slot: int) -> None:
         del self._stored[slot]

@@ -1,7 +1,5 @@
 """The file of a recording: its size, a full disk, a kill, a restart."""
 
-import gzip
-import json
 import logging
 import os
 import signal
@@ -15,25 +13,8 @@ from statecache.errors import SettingsError
 from statecache.trace.format import read_trace
 from statecache.trace.record_file import check_record_file
 from statecache.trace.recorder import Ended, TraceRecorder
+from support.recordings import PROMPT, lines_of, recorder
 from support.waiting import DEADLINE_SECONDS, wait_until
-
-LOG = logging.getLogger("statecache.test")
-PROMPT = list(range(1_000, 1_000 + 3 * 512 + 100))
-
-
-def recorder(path: Path, most_mib: int = 1, **more) -> TraceRecorder:
-    return TraceRecorder(str(path), most_mib, LOG, **more)
-
-
-def lines_of(path: Path) -> list[dict]:
-    data = path.read_bytes()
-    data = gzip.decompress(data) if path.suffix == ".gz" else data
-    return [json.loads(line) for line in data.splitlines()]
-
-
-@pytest.fixture(params=["plain", "gzip"])
-def path(request, tmp_path):
-    return tmp_path / ("traffic.jsonl" if request.param == "plain" else "traffic.jsonl.gz")
 
 
 def test_the_file_has_a_most_size_and_stays_sound(path, caplog):

@@ -1,13 +1,11 @@
 """The recorder: what is in the file, what is not, and what faults cost."""
 
-import gzip
 import json
 import logging
 import sys
 import threading
 import time
 from array import array
-from pathlib import Path
 
 import pytest
 
@@ -15,26 +13,9 @@ from statecache.ab.workloads import Workload
 from statecache.cli.main import main
 from statecache.replay.prefix_tree import PrefixTree
 from statecache.trace.format import read_trace
-from statecache.trace.recorder import BlockIds, Ended, TraceRecorder
+from statecache.trace.recorder import BlockIds, Ended
+from support.recordings import PROMPT, lines_of, recorder
 from support.waiting import DEADLINE_SECONDS, wait_until
-
-LOG = logging.getLogger("statecache.test")
-PROMPT = list(range(1_000, 1_000 + 3 * 512 + 100))
-
-
-def recorder(path: Path, most_mib: int = 1, **more) -> TraceRecorder:
-    return TraceRecorder(str(path), most_mib, LOG, **more)
-
-
-def lines_of(path: Path) -> list[dict]:
-    data = path.read_bytes()
-    data = gzip.decompress(data) if path.suffix == ".gz" else data
-    return [json.loads(line) for line in data.splitlines()]
-
-
-@pytest.fixture(params=["plain", "gzip"])
-def path(request, tmp_path):
-    return tmp_path / ("traffic.jsonl" if request.param == "plain" else "traffic.jsonl.gz")
 
 
 def test_ids_agree_exactly_as_far_as_prompts_do():
