@@ -257,10 +257,10 @@ def table(by_arm: dict[str, list[Record]]) -> str:
     ]
     first = next(iter(by_arm.values()))
     for name, records in by_arm.items():
-        asked = sum(one.prompt_tokens for one in records)
-        reused = sum(one.reused_tokens for one in records)
-        missed = sum(one.missed_by_state_tokens for one in records) / len(records)
-        times = statistics.quantiles([one.first_token_seconds for one in records], n=10)
+        asked = sum(record.prompt_tokens for record in records)
+        reused = sum(record.reused_tokens for record in records)
+        missed = sum(record.missed_by_state_tokens for record in records) / len(records)
+        times = statistics.quantiles([record.first_token_seconds for record in records], n=10)
         same = sum(a.answer == b.answer for a, b in zip(records, first, strict=True))
         lines.append(
             f"{name:18}{reused / asked:8.1%}{asked - reused:11,}{missed:9,.0f} a req."
@@ -276,11 +276,11 @@ def plot(by_arm: dict[str, list[Record]], path: Path) -> None:
     left, right = figure.subplots(1, 2)
     for name, records in by_arm.items():
         total, sums = 0, []
-        for one in records:
-            total += one.prompt_tokens - one.reused_tokens
+        for record in records:
+            total += record.prompt_tokens - record.reused_tokens
             sums.append(total / 1000)
         left.plot(range(1, len(sums) + 1), sums, label=name)
-        times = sorted(1000 * one.first_token_seconds for one in records)
+        times = sorted(1000 * record.first_token_seconds for record in records)
         right.plot(times, [(at + 1) / len(times) for at in range(len(times))], label=name)
     left.set(xlabel="requests", ylabel="thousand tokens prefilled")
     right.set(xlabel="time to first token, ms", ylabel="share of requests", xscale="log")

@@ -179,15 +179,18 @@ def test_the_list_of_contents_names_every_file_and_what_was_compiled_in(
     done = subprocess.run([sys.executable, script, path], capture_output=True, check=True)
     if with_copies.cuda:
         assert Path(f"{path}.cdx.json").read_bytes() == done.stdout
-    listed = {one["name"]: one for one in json.loads(done.stdout)["components"]}
+    listed = {component["name"]: component for component in json.loads(done.stdout)["components"]}
     assert sorted(listed) == sorted(names_in(with_copies.folder))
-    for one in listed.values():
-        assert (ROOT / one["properties"][0]["value"]).exists()
+    for component in listed.values():
+        assert (ROOT / component["properties"][0]["value"]).exists()
     extensions = {
-        name.split("/")[1].split(".")[0]: one for name, one in listed.items() if ".so" in name
+        name.split("/")[1].split(".")[0]: component
+        for name, component in listed.items()
+        if ".so" in name
     }
     assert {
-        name: [part["name"] for part in one["components"]] for name, one in extensions.items()
+        name: [part["name"] for part in component["components"]]
+        for name, component in extensions.items()
     } == {
         "_index": ["pybind11", "libstdc++"],
         "_blocks": ["pybind11", "libstdc++"],

@@ -19,11 +19,11 @@ def read(url: str) -> Samples:
         text = answer.read().decode()
     found: Samples = {}
     for family in text_string_to_metric_families(text):
-        for one in family.samples:
-            if one.name.startswith("statecache_"):
-                label = next((one.labels[name] for name in LABELS if name in one.labels), "")
-                key = one.name.removeprefix("statecache_"), label
-                found[key] = found.get(key, 0) + one.value
+        for sample in family.samples:
+            if sample.name.startswith("statecache_"):
+                label = next((sample.labels[name] for name in LABELS if name in sample.labels), "")
+                key = sample.name.removeprefix("statecache_"), label
+                found[key] = found.get(key, 0) + sample.value
     return found
 
 

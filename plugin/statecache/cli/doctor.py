@@ -66,8 +66,8 @@ def doctor_command(
 def _lines(report: Report, *, all_seams: bool) -> list[str]:
     lines = [f"statecache {report.statecache}, Python {report.python}"]
     lines += [
-        f"{_MARKS[one.level]} {one.about:11} {escape_control_chars(one.text)}"
-        for one in report.findings
+        f"{_MARKS[finding.level]} {finding.about:11} {escape_control_chars(finding.text)}"
+        for finding in report.findings
     ]
     if all_seams:
         for name, found in report.engines.items():
@@ -78,7 +78,7 @@ def _lines(report: Report, *, all_seams: bool) -> list[str]:
 def _verdict(report: Report) -> str:
     if report.works:
         return "It would work."
-    problems = [one.about for one in report.findings if one.level == "problem"]
+    problems = [finding.about for finding in report.findings if finding.level == "problem"]
     known = engines()
     # What is of some engines alone: themselves, and the extensions they need.
     concerned = {

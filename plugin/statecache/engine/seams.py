@@ -148,4 +148,4 @@ def replaced(module: str, owner: str, parameters: dict[str, str]) -> tuple[Seam,
     """Return the seams of a class in whose place the adapter puts its own, which has no more."""
     own = Seam(module, owner, public=tuple(parameters))
     taken = methods(module, owner, parameters)
-    return (own, *(dataclasses.replace(one, replaced=True) for one in taken))
+    return (own, *(dataclasses.replace(seam, replaced=True) for seam in taken))

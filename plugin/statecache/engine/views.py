@@ -91,7 +91,7 @@ def _is_member(name: str, value: object) -> bool:
 
 def _is_listed(name: str, bases: Iterable[type]) -> bool:
     return any(
-        name in vars(base) or any(name in (vars(base).get(one) or ()) for one in _LISTS)
+        name in vars(base) or any(name in (vars(base).get(attribute) or ()) for attribute in _LISTS)
         for base in bases
     )
 

@@ -146,9 +146,9 @@ TEST(Kernels, SkipSlotsBeyondTheirPool) {
     Pools expected = emulated;
     std::vector<int32_t> report;
     std::vector<int32_t> only;
-    const std::vector<int64_t> one{1};
+    const std::vector<int64_t> active_slot{1};
     const std::vector<int64_t> zero{0};
-    const CheckpointCopy copy = expected.copy(one, zero, only);
+    const CheckpointCopy copy = expected.copy(active_slot, zero, only);
     quantize_tiles(copy, 0, tile_count(copy));
     testing::quantize_emulated(emulated.copy(active_slots, checkpoint_slots, report));
     EXPECT_EQ(report, (std::vector<int32_t>{kStored, 0, 0, 0, 0}));

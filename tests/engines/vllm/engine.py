@@ -76,7 +76,10 @@ class Engine:
         return [
             (
                 list(o.token_ids),
-                [{token: one.logprob for token, one in at.items()} for at in o.logprobs],
+                [
+                    {token: candidate.logprob for token, candidate in at.items()}
+                    for at in o.logprobs
+                ],
             )
             for o in outputs
         ]
@@ -86,8 +89,8 @@ class Engine:
     ) -> list[tuple[int, list[int]]]:
         inputs = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
         if salt is not None:
-            for one in inputs:
-                one["cache_salt"] = salt
+            for request in inputs:
+                request["cache_salt"] = salt
         sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, **more)
         outputs = self.llm.generate(inputs, sampling, use_tqdm=False)
         return [(o.num_cached_tokens or 0, list(o.outputs[0].token_ids)) for o in outputs]

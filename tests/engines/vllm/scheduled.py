@@ -69,9 +69,11 @@ class Shadow:
         restores = [] if commands is None else commands.restores
         restored = {at: self._slots[slot] for _, slot, ids in restores for at in ids}
         cached = planned.scheduled_cached_reqs
-        begun = [(one.req_id, one.num_computed_tokens) for one in planned.scheduled_new_reqs]
+        begun = [
+            (request.req_id, request.num_computed_tokens) for request in planned.scheduled_new_reqs
+        ]
         begun += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
-        fresh = cached.resumed_req_ids | {one.req_id for one in planned.scheduled_new_reqs}
+        fresh = cached.resumed_req_ids | {request.req_id for request in planned.scheduled_new_reqs}
         for name, tokens in begun:
             if name in fresh and tokens:
                 self._check(name, tokens, restored)
@@ -184,8 +186,8 @@ class Run:
         self.shadow.before()
         planned = self.scheduler.schedule()
         self.shadow.after(planned)
-        for one in planned.scheduled_new_reqs:
-            self.cached[one.req_id] = one.num_computed_tokens
+        for request in planned.scheduled_new_reqs:
+            self.cached[request.req_id] = request.num_computed_tokens
         return planned
 
     def report(self, planned: Any) -> None:

@@ -46,13 +46,15 @@ def test_two_servers_are_asked_in_turn_and_end(model, tmp_path, monkeypatch):
     for run, answers in found:
         assert (run.requests, run.rejected, run.prompt_tokens) == (8, 0, 2 * (3 + 4 + 5 + 6) * 64)
         assert answers.answered[0].cached_tokens == 0
-        assert all(one.cached_tokens >= 128 for one in answers.answered[2:])
+        assert all(answer.cached_tokens >= 128 for answer in answers.answered[2:])
         # All but the first turns begin with the prompt before and its answer of 4 tokens.
-        assert [one.answered_tokens for one in answers.answered] == [0, 0, 4, 4, 8, 8, 12, 12]
-        for one in answers.answered:
-            assert one.output_tokens == 4 == sum(tokens for _, tokens in one.pieces)
-            assert len(one.output_ids) == 4
-            assert 0 < one.first_after <= one.pieces[-1][0] <= one.ended_at - one.asked_at
+        assert [answer.answered_tokens for answer in answers.answered] == [0, 0, 4, 4, 8, 8, 12, 12]
+        for answer in answers.answered:
+            assert answer.output_tokens == 4 == sum(tokens for _, tokens in answer.pieces)
+            assert len(answer.output_ids) == 4
+            assert (
+                0 < answer.first_after <= answer.pieces[-1][0] <= answer.ended_at - answer.asked_at
+            )
         assert run.times.itl_p50_ms > 0
         check_measured(run, run.hit_tokens)
     assert "block order reuse" in (tmp_path / "server-on.log").read_text()

@@ -20,10 +20,12 @@ def differences(some, others):
         for token, other, here, there in zip(
             tokens, other_tokens, likely, other_likely, strict=True
         ):
-            found += [abs(here[one] - there[one]) for one in here.keys() & there.keys()]
+            found += [
+                abs(here[candidate] - there[candidate]) for candidate in here.keys() & there.keys()
+            ]
             if token != other:
                 break
-    same = sum(one[0] == other[0] for one, other in zip(some, others, strict=True))
+    same = sum(output[0] == other[0] for output, other in zip(some, others, strict=True))
     return found, same
 
 
@@ -99,10 +101,10 @@ def stock(model):
         runs[blocks], some = in_batches(model, blocks)
         assert some > 0
     most = [
-        said(f"vLLM, {one} and {other} blocks", *differences(runs[one], runs[other]), 24)
-        for one, other in itertools.combinations(runs, 2)
+        said(f"vLLM, {count} and {other} blocks", *differences(runs[count], runs[other]), 24)
+        for count, other in itertools.combinations(runs, 2)
     ]
-    return room, [max(one) for one in zip(*most, strict=True)]
+    return room, [max(column) for column in zip(*most, strict=True)]
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)

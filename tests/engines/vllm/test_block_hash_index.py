@@ -62,8 +62,8 @@ def test_a_block_with_two_keys_moves_and_goes_as_in_vllm():
         found = []
 
         def look(pool=pool, found=found):
-            for one in (b"half", b"whole"):
-                blocks = pool.get_cached_block(one, [0])
+            for block_hash in (b"half", b"whole"):
+                blocks = pool.get_cached_block(block_hash, [0])
                 found.append(blocks and [block.block_id for block in blocks])
 
         first, second = pool.get_new_blocks(2)
@@ -74,8 +74,8 @@ def test_a_block_with_two_keys_moves_and_goes_as_in_vllm():
         first.reset_hash()
         pool._remove_cached_block_hashes(first)
         pool.cached_block_hash_to_block.pop(seams.key_of(b"whole", 0), first.block_id)
-        for one in (b"half", b"whole"):
-            pool._insert_block_hash(seams.key_of(one, 0), first, num_tokens=32)
+        for block_hash in (b"half", b"whole"):
+            pool._insert_block_hash(seams.key_of(block_hash, 0), first, num_tokens=32)
         look()
         pool.move_block_hashes(first, second)
         look()

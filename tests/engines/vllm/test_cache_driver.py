@@ -26,7 +26,7 @@ def test_with_a_state_at_each_block_and_memory_for_all_hits_are_those_of_the_rep
     """Nothing is ever dropped, so each request resumes where the known prefix ends."""
     ample = {"slots": 20_000, "kv_tokens": 20_000 * 512, "chunk": 512}
     core = TraceReplay(WORKLOAD.trace(0)).play(Arm(name="core", policy="lru", **ample))
-    assert sum(one.hit_tokens for one in core.served) > 0
+    assert sum(request.hit_tokens for request in core.served) > 0
     stock = played(engine="vllm", pool="shared", policy="stock", **ample)
     pooled = played(engine="vllm", pool="native", policy="lru", **ample)
     learned = played(engine="vllm", pool="native", policy="learned", **ample)
@@ -46,17 +46,19 @@ def test_an_arm_leaves_nothing_behind_for_the_next():
 
 def test_learned_chooses_otherwise_and_hits_more_than_lru_where_slots_are_few():
     """The same requests and the same memory; only the order of the slots differs."""
-    found = {one: played(pool="int8", policy=one, **SCARCE) for one in ("lru", "gds", "learned")}
-    hits = {policy: sum(one.hit_tokens for one in of.served) for policy, of in found.items()}
+    found = {name: played(pool="int8", policy=name, **SCARCE) for name in ("lru", "gds", "learned")}
+    hits = {
+        policy: sum(request.hit_tokens for request in of.served) for policy, of in found.items()
+    }
     assert hits["learned"] > hits["lru"]
     assert found["learned"].evicted_states not in (0, found["gds"].evicted_states)
 
 
 def test_what_cannot_fit_is_rejected():
     few = {"engine": "vllm", "slots": 1, "kv_tokens": 40 * 512}
-    for one in played(pool="shared", policy="stock", admission="branch-points", **few).served:
-        assert one.rejected == (one.prompt_tokens > 35 * 512)
-        assert one.hit_tokens <= one.resident_tokens < one.prompt_tokens
+    for request in played(pool="shared", policy="stock", admission="branch-points", **few).served:
+        assert request.rejected == (request.prompt_tokens > 35 * 512)
+        assert request.hit_tokens <= request.resident_tokens < request.prompt_tokens
 
 
 def test_in_processes_of_their_own_numbers_repeat():
@@ -64,6 +66,6 @@ def test_in_processes_of_their_own_numbers_repeat():
     with Bench(
         Trial(name="t", cells=[Cell(name="c", workload=WORKLOAD, arms=arms)], repeats=2)
     ) as bench:
-        found = {(run.arm, run.seed): one for run, one in bench.runs()}
+        found = {(run.arm, run.seed): measured for run, measured in bench.runs()}
         assert bench.versions == {"vllm": "0.32.0"}
     assert found["a", 0] == found["b", 0] != found["a", 1] == found["b", 1]

@@ -38,9 +38,9 @@ def test_a_moved_seam_is_named(tmp_path):
     assert (report["works"], done.returncode) == (False, 1)
     seam = "vllm.v1.core.block_pool.BlockPool.touch"
     assert report["engines"]["vllm"]["seams"][seam] == "moved (takes self, other)"
-    problems = [one["text"] for one in report["findings"] if one["level"] == "problem"]
+    problems = [finding["text"] for finding in report["findings"] if finding["level"] == "problem"]
     assert problems == [f"moved (takes self, other): {seam}"]
     total, version = len(probe(SEAMS, VIEWS)), report["engines"]["vllm"]["version"]
     in_place = f"{total - 1} of {total} seams are in place"
-    notes = [one["text"] for one in report["findings"] if one["level"] == "note"]
+    notes = [finding["text"] for finding in report["findings"] if finding["level"] == "note"]
     assert f"vLLM {version}: {in_place}; a tested version" in notes

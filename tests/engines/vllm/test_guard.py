@@ -43,7 +43,7 @@ def plant(monkeypatch, owner, name, at, *, after=False):
 
 
 def errors(caplog):
-    return [one for one in caplog.records if one.levelname == "ERROR"]
+    return [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def drive(run, caplog):
@@ -72,28 +72,28 @@ def test_a_queue_that_fails_is_replaced_by_vllms_own(
     owner = QUEUES[order] if name in vars(QUEUES[order]) else BlockQueue
     plant(monkeypatch, owner, name, 40 if name != "unhashed" else 2, after=after)
     pool = POOL if order == "stock" else {}  # alone it is vLLM's own queue
-    one = Run(model, blocks=70, plugin={**pool, "block_policy": order})
-    drive(one, caplog)
-    assert one.scheduler_side.queue is None
-    assert isinstance(one.pool.free_block_queue, FreeKVCacheBlockQueue)
-    assert one.scheduler.kv_cache_manager.reset_prefix_cache()
-    one.check()
+    vllm_run = Run(model, blocks=70, plugin={**pool, "block_policy": order})
+    drive(vllm_run, caplog)
+    assert vllm_run.scheduler_side.queue is None
+    assert isinstance(vllm_run.pool.free_block_queue, FreeKVCacheBlockQueue)
+    assert vllm_run.scheduler.kv_cache_manager.reset_prefix_cache()
+    vllm_run.check()
 
 
 def test_a_hit_that_fails_in_the_middle_is_counted_once(model):
     """Block 5 is free and 6 in use, as often as the plugin can count: vLLM's own goes on."""
-    one = Run(model, blocks=40, plugin={})
-    free, used, null = one.pool.blocks[5], one.pool.blocks[6], one.pool.null_block
+    vllm_run = Run(model, blocks=40, plugin={})
+    free, used, null = vllm_run.pool.blocks[5], vllm_run.pool.blocks[6], vllm_run.pool.null_block
     nulls = null.ref_cnt
-    one.pool.touch([used])
+    vllm_run.pool.touch([used])
     used.ref_cnt = 2**63 - 1
-    one.pool.touch([free, null, used, free])
+    vllm_run.pool.touch([free, null, used, free])
     assert (free.ref_cnt, used.ref_cnt, null.ref_cnt) == (2, 2**63, nulls + 1)
-    assert one.scheduler_side.faults.anomalies == 1
-    assert isinstance(one.pool.free_block_queue, FreeKVCacheBlockQueue)
-    one.pool.touch([free])
+    assert vllm_run.scheduler_side.faults.anomalies == 1
+    assert isinstance(vllm_run.pool.free_block_queue, FreeKVCacheBlockQueue)
+    vllm_run.pool.touch([free])
     assert free.ref_cnt == 3
-    listed = one.pool.free_block_queue.get_all_free_blocks()
+    listed = vllm_run.pool.free_block_queue.get_all_free_blocks()
     assert [block.block_id for block in listed] == [*range(1, 5), *range(7, 40)]
 
 
@@ -103,28 +103,28 @@ def test_a_hit_that_fails_in_the_middle_is_counted_once(model):
 def test_a_map_that_fails_is_replaced_by_vllms_own(monkeypatch, caplog, model, order, name, after):
     """It knows what the blocks say; the queue, which reads the map of the plugin, goes too."""
     plant(monkeypatch, BlockHashIndex, name, 40, after=after)
-    one = Run(model, blocks=70, plugin={**POOL, "block_policy": order})
-    drive(one, caplog)
-    own = one.pool.cached_block_hash_to_block
+    vllm_run = Run(model, blocks=70, plugin={**POOL, "block_policy": order})
+    drive(vllm_run, caplog)
+    own = vllm_run.pool.cached_block_hash_to_block
     assert isinstance(own, BlockHashToBlockMap)
-    keys = {b.block_hash for b in one.pool.blocks} - {None}
+    keys = {b.block_hash for b in vllm_run.pool.blocks} - {None}
     assert len(own) == len(keys) > 0
-    assert isinstance(one.pool.free_block_queue, FreeKVCacheBlockQueue)
-    assert one.scheduler.kv_cache_manager.reset_prefix_cache()
-    one.check()
+    assert isinstance(vllm_run.pool.free_block_queue, FreeKVCacheBlockQueue)
+    assert vllm_run.scheduler.kv_cache_manager.reset_prefix_cache()
+    vllm_run.check()
 
 
 def test_a_block_under_two_keys_is_under_both_in_vllms_own_map(model):
     """As a partial block that was completed: `cached_block_hashes_by_block` has the second one."""
-    one = Run(model, blocks=70, plugin={"block_policy": "stock", **POOL})
-    (block,) = one.pool.get_new_blocks(1)
+    vllm_run = Run(model, blocks=70, plugin={"block_policy": "stock", **POOL})
+    (block,) = vllm_run.pool.get_new_blocks(1)
     keys = [seams.key_of(name, 0) for name in (b"half", b"whole")]
     for key in keys:
-        one.pool._insert_block_hash(key, block, num_tokens=16)
-    own = give_back_map(one.pool)
+        vllm_run.pool._insert_block_hash(key, block, num_tokens=16)
+    own = give_back_map(vllm_run.pool)
     for key in keys:
         assert own.get_one_block(key) is block
-    one.pool._insert_block_hash(keys[0], block, num_tokens=16)
+    vllm_run.pool._insert_block_hash(keys[0], block, num_tokens=16)
     assert [own.pop(key, block.block_id) for key in keys] == [block, block]
     assert len(own) == 0
 
@@ -136,9 +136,9 @@ def test_an_order_that_cannot_learn_is_replaced_by_vllms_own(
     monkeypatch, caplog, model, owner, name
 ):
     plant(monkeypatch, owner, name, 20)
-    one = Run(model, blocks=70, plugin={})
-    drive(one, caplog)
-    assert isinstance(one.pool.free_block_queue, FreeKVCacheBlockQueue)
+    vllm_run = Run(model, blocks=70, plugin={})
+    drive(vllm_run, caplog)
+    assert isinstance(vllm_run.pool.free_block_queue, FreeKVCacheBlockQueue)
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -154,53 +154,55 @@ def test_checkpoints_that_fail_are_dropped_and_the_block_policy_stays(
     monkeypatch, caplog, model, owner, name, order, after
 ):
     plant(monkeypatch, owner, name, 10, after=after)
-    one = Run(model, blocks=70, plugin={**POOL, "block_policy": order})
-    drive(one, caplog)
-    assert one.scheduler_side.checkpoints is None
-    assert isinstance(one.scheduler_side.queue, QUEUES[order])
-    keys = {block.block_hash for block in one.pool.blocks} - {None}
-    assert not any(one.scheduler_side.parts.block_index.has_checkpoint(key) for key in keys)
+    vllm_run = Run(model, blocks=70, plugin={**POOL, "block_policy": order})
+    drive(vllm_run, caplog)
+    assert vllm_run.scheduler_side.checkpoints is None
+    assert isinstance(vllm_run.scheduler_side.queue, QUEUES[order])
+    keys = {block.block_hash for block in vllm_run.pool.blocks} - {None}
+    assert not any(vllm_run.scheduler_side.parts.block_index.has_checkpoint(key) for key in keys)
 
 
 def test_a_queue_that_fails_takes_the_checkpoints_with_it(monkeypatch, caplog, model):
     plant(monkeypatch, ReuseQueue, "popleft_n", 60)
-    one = Run(model, blocks=70, plugin=POOL)
-    drive(one, caplog)
-    assert (one.scheduler_side.checkpoints, one.scheduler_side.queue) == (None, None)
+    vllm_run = Run(model, blocks=70, plugin=POOL)
+    drive(vllm_run, caplog)
+    assert (vllm_run.scheduler_side.checkpoints, vllm_run.scheduler_side.queue) == (None, None)
 
 
 @pytest.mark.parametrize(("owner", "name"), [(CheckpointManager, "clear"), (ReuseQueue, "reset")])
 def test_what_fails_at_a_reset_leaves_nothing_behind(monkeypatch, caplog, model, owner, name):
     """A weight update must not meet an old state, whatever fails."""
     plant(monkeypatch, owner, name, 1)
-    one = Run(model, blocks=70, plugin=POOL)
+    vllm_run = Run(model, blocks=70, plugin=POOL)
     prompt = document(1, 100)
-    one.ask(prompt)
-    assert one.scheduler.kv_cache_manager.reset_prefix_cache()
-    assert one.scheduler_side.checkpoints is None or len(one.scheduler_side.checkpoints) == 0
-    assert one.ask(prompt) == 0
-    one.check()
-    assert (one.scheduler_side.faults.anomalies, len(errors(caplog))) == (1, 1)
+    vllm_run.ask(prompt)
+    assert vllm_run.scheduler.kv_cache_manager.reset_prefix_cache()
+    assert (
+        vllm_run.scheduler_side.checkpoints is None or len(vllm_run.scheduler_side.checkpoints) == 0
+    )
+    assert vllm_run.ask(prompt) == 0
+    vllm_run.check()
+    assert (vllm_run.scheduler_side.faults.anomalies, len(errors(caplog))) == (1, 1)
 
 
 def test_chunks_end_as_vllms_own_when_the_interval_fails(monkeypatch, caplog, model):
     monkeypatch.setattr("statecache_vllm.prefill_chunks.clip", None)
-    one = Run(model, blocks=100, plugin={"checkpoint_interval": 64})
-    one.ask(document(1, 300))
-    assert one.chunk_ends["r1"] == [288, 300]
+    vllm_run = Run(model, blocks=100, plugin={"checkpoint_interval": 64})
+    vllm_run.ask(document(1, 300))
+    assert vllm_run.chunk_ends["r1"] == [288, 300]
     assert len(errors(caplog)) == 1
 
 
 def test_a_promised_state_that_vllm_did_not_take_stops_the_step(model):
     """Nothing may go on from a block without its state: this one error is not swallowed."""
-    one = Run(model, blocks=100, plugin=POOL)
+    vllm_run = Run(model, blocks=100, plugin=POOL)
     prompt = document(1, 300)
-    one.ask(prompt)
-    one.pool.evict_blocks({b.block_id for b in one.pool.blocks if b.block_hash})
-    one.add(prompt)
-    one.scheduler_side.lookup.planned = _AlwaysPlanned()
+    vllm_run.ask(prompt)
+    vllm_run.pool.evict_blocks({b.block_id for b in vllm_run.pool.blocks if b.block_hash})
+    vllm_run.add(prompt)
+    vllm_run.scheduler_side.lookup.planned = _AlwaysPlanned()
     with pytest.raises(RuntimeError, match="did not take the block of a restored state"):
-        one.step()
+        vllm_run.step()
 
 
 class _AlwaysPlanned(dict):
@@ -212,13 +214,13 @@ class _AlwaysPlanned(dict):
 
 def test_a_restore_that_is_not_sent_would_be_seen(monkeypatch, model):
     """What the tests above rely on: the shadow worker finds a block without its state."""
-    one = Run(model, blocks=100, plugin=POOL)
+    vllm_run = Run(model, blocks=100, plugin=POOL)
     prompt = document(1, 300)
-    one.ask(prompt)
-    without_states(one)
-    monkeypatch.setattr(one.scheduler_side, "plan", lambda _: ([], []))
+    vllm_run.ask(prompt)
+    without_states(vllm_run)
+    monkeypatch.setattr(vllm_run.scheduler_side, "plan", lambda _: ([], []))
     with pytest.raises(AssertionError):
-        one.ask(prompt)
+        vllm_run.ask(prompt)
 
 
 # The same on a real model: what comes out is what vLLM without the plugin says.
@@ -259,7 +261,7 @@ def test_an_error_changes_no_token(monkeypatch, caplog, model, off, mode, owner,
         assert engine.scheduler_side.faults.anomalies == 1
         assert engine.scheduler_side.checkpoints is None
         assert engine.pool.get_num_free_blocks() == 25
-    assert len([one for one in errors(caplog) if "planted" in (one.exc_text or "")]) == 1
+    assert len([record for record in errors(caplog) if "planted" in (record.exc_text or "")]) == 1
 
 
 def test_a_restore_that_fails_stops_the_step(monkeypatch, model):

@@ -52,15 +52,15 @@ def new_run(model, plugin, blocks=100):
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_two_of_a_pair_share_nothing(model, plugin, pair):
     """300 tokens: 288 are reused by the same request, none by the other one."""
-    one, other = PAIRS[pair]
+    first, other = PAIRS[pair]
     prompt = words(random.Random(0), 300)
     run = new_run(model, plugin)
-    assert [run.ask(prompt, **one) for _ in range(2)] == [0, 288]
+    assert [run.ask(prompt, **first) for _ in range(2)] == [0, 288]
     assert [run.ask(prompt, **other) for _ in range(2)] == [0, 288]
     if "pool" in plugin:
         assert len(run.scheduler_side.checkpoints) == 2
         without_states(run)
-        assert [run.ask(prompt, **each) for each in (other, one)] == [288, 288]
+        assert [run.ask(prompt, **each) for each in (other, first)] == [288, 288]
         assert len({slot for _, slot, _ in run.restores}) == len(run.restores) == 2
         run.scheduler_side.checkpoints.check()
     run.check()
@@ -69,16 +69,16 @@ def test_two_of_a_pair_share_nothing(model, plugin, pair):
 @pytest.mark.parametrize("pair", PAIRS)
 def test_a_checkpoint_of_one_never_serves_the_other(model, pair):
     """The KV of both is there, the checkpoint only of one: the other one computes everything."""
-    one, other = PAIRS[pair]
+    first, other = PAIRS[pair]
     prompt = words(random.Random(0), 300)
     run = new_run(model, "reuse and pool")
     run.ask(prompt, **other)
     run.scheduler_side.forget()
-    run.ask(prompt, **one)
+    run.ask(prompt, **first)
     without_states(run)
     assert run.ask(prompt, **other) == 0
     without_states(run)
-    assert run.ask(prompt, **one) == 288
+    assert run.ask(prompt, **first) == 288
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)

@@ -98,8 +98,8 @@ def test_slots_that_fit_exactly_pass_before_the_engine(monkeypatch, model, short
         engine_args.create_engine_config()
 
 
-@pytest.mark.parametrize(("mode", "one"), [("native", NATIVE), ("int8", INT8)])
-def test_the_pool_is_a_tenth_of_blocks_and_checkpoints_together(mode, one):
+@pytest.mark.parametrize(("mode", "slot_bytes"), [("native", NATIVE), ("int8", INT8)])
+def test_the_pool_is_a_tenth_of_blocks_and_checkpoints_together(mode, slot_bytes):
     """A page is the larger of a state's 68,608 bytes and the KV's 16,384; a ninth of the blocks."""
     groups = _groups(16)
     config = types.SimpleNamespace(kv_cache_groups=groups, num_blocks=900)
@@ -107,8 +107,8 @@ def test_the_pool_is_a_tenth_of_blocks_and_checkpoints_together(mode, one):
     slots = pool_slots(
         settings(checkpoints=mode), types.SimpleNamespace(cache_config=cache), config
     )
-    assert slots == 100 * 68_608 // one
-    assert (slots + 1) * one > 100 * 68_608
+    assert slots == 100 * 68_608 // slot_bytes
+    assert (slots + 1) * slot_bytes > 100 * 68_608
 
 
 def test_a_state_without_one_temporal_tensor_is_refused():

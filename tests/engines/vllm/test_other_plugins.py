@@ -30,7 +30,7 @@ AROUND = [
     *((BlockPool, name) for name in ("get_new_blocks", "free_blocks", "cache_full_blocks")),
     *((KVCacheManager, name) for name in ("get_computed_blocks", "allocate_slots", "free")),
 ]
-TAKEN = [one for one in SEAMS if one.replaced]
+TAKEN = [seam for seam in SEAMS if seam.replaced]
 
 
 def put_theirs(monkeypatch, owner, name) -> list:
@@ -124,7 +124,7 @@ def test_what_the_adapter_takes_the_place_of_must_be_vllms_own(monkeypatch, mode
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("seam", [one for one in REPLACED if one.replaced], ids=lambda s: s.path)
+@pytest.mark.parametrize("seam", [seam for seam in REPLACED if seam.replaced], ids=lambda s: s.path)
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_what_is_put_into_a_class_that_was_replaced_brings_vllms_own_back(
     monkeypatch, caplog, model, plugin, seam
@@ -132,14 +132,14 @@ def test_what_is_put_into_a_class_that_was_replaced_brings_vllms_own_back(
     run = Run(model, blocks=70, plugin=PLUGINS[plugin])
     for _ in traffic(run, 3, 20):
         pass
-    owner = {one.__name__: one for one in (BlockHashToBlockMap, FreeKVCacheBlockQueue)}
+    owner = {cls.__name__: cls for cls in (BlockHashToBlockMap, FreeKVCacheBlockQueue)}
     path, _, name = seam.path.partition(".")
     seen = put_theirs(monkeypatch, owner[path], name)
     played(run)
     assert isinstance(run.pool.free_block_queue, FreeKVCacheBlockQueue)
     assert isinstance(run.pool.cached_block_hash_to_block, BlockHashToBlockMap)
     assert run.scheduler_side.faults.anomalies == 1
-    lines = {one.message for one in caplog.records if one.levelname == "ERROR"}
+    lines = {record.message for record in caplog.records if record.levelname == "ERROR"}
     assert lines == {
         f"statecache: another plugin changed {seam.path}; vLLM goes on by itself in its place"
     }

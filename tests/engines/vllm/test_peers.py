@@ -25,10 +25,10 @@ every_plugin = pytest.mark.parametrize("plugin", PLUGINS)
 def check_kv(run: Run, planned) -> int:
     """Every block of KV below a hit holds what the request would compute there."""
     hits = 0
-    for one in planned.scheduled_new_reqs:
-        depth = one.num_computed_tokens // run.block
-        request = run.scheduler.requests[one.req_id]
-        ids = run.scheduler.kv_cache_manager.get_block_ids(one.req_id)[GROUPS]
+    for new_request in planned.scheduled_new_reqs:
+        depth = new_request.num_computed_tokens // run.block
+        request = run.scheduler.requests[new_request.req_id]
+        ids = run.scheduler.kv_cache_manager.get_block_ids(new_request.req_id)[GROUPS]
         for at in range(depth):
             key = seams.key_of(request.block_hashes[at], GROUPS)
             assert run.pool.blocks[ids[at]].block_hash == key

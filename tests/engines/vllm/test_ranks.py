@@ -43,11 +43,11 @@ def test_two_ranks_decide_as_one_and_answer_as_vllm_on_two(model, monkeypatch):
 
     In bfloat16 that changes some outputs of a random model, with the plugin or without it.
     """
-    one, log_of_one = decisions(model, monkeypatch, 1)
+    single, log_of_one = decisions(model, monkeypatch, 1)
     two, log_of_two = decisions(model, monkeypatch, 2)
     assert log_of_two == log_of_one
     assert ("slot", 8, False) in log_of_one  # evicted from its slot
     assert log_of_one[-1][1].restored > 0
-    assert cached(two) == cached(one)
+    assert cached(two) == cached(single)
     with run(model, blocks=40, tensor_parallel_size=2) as engine:
         assert texts(two) == texts(engine.ask([*PROMPTS, *PROMPTS[-2:]]))

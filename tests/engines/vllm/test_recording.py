@@ -108,8 +108,8 @@ def test_ids_are_shared_exactly_where_vllm_shares_blocks():
             )
         )
     ids = BlockIds()
-    ours = [ids.of(recording._ended(one)) for one in requests]
-    theirs = [one.block_hashes[31::32] for one in requests]
+    ours = [ids.of(recording._ended(request)) for request in requests]
+    theirs = [request.block_hashes[31::32] for request in requests]
     shared = 0
     for a in range(len(requests)):
         for b in range(a):

@@ -40,9 +40,9 @@ def hashes_of(run, prompt):
 def in_checkpoints(run, prompt):
     """The hashes of a prompt at which a state is in a checkpoint."""
     return [
-        one
-        for one in hashes_of(run, prompt)
-        if run.scheduler_side.checkpoints.tree.find(one) is not None
+        block_hash
+        for block_hash in hashes_of(run, prompt)
+        if run.scheduler_side.checkpoints.tree.find(block_hash) is not None
     ]
 
 
@@ -100,7 +100,7 @@ def test_a_checkpoint_that_served_is_used_later_than_the_others(model, how):
     assert run.ask(first) == BLOCK * 6
     assert len(run.restores) == (how == "restored")
     run.ask(third)
-    assert [len(in_checkpoints(run, one)) for one in (first, second, third)] == [1, 0, 1]
+    assert [len(in_checkpoints(run, prompt)) for prompt in (first, second, third)] == [1, 0, 1]
 
 
 def test_the_policy_is_the_one_asked_for():
@@ -133,8 +133,8 @@ def test_a_state_in_blocks_is_not_given_up_for_a_shallower_checkpoint(model):
     run = Run(model, blocks=80, plugin=pool(8))
     (prompt,) = prompts(1)
     longer = [*prompt, *words(random.Random(9), BLOCK)]
-    for one in (prompt[: BLOCK * 3 + 1], prompt, longer):
-        run.ask(one)
+    for asked in (prompt[: BLOCK * 3 + 1], prompt, longer):
+        run.ask(asked)
     deepest = {
         seams.key_of(hashes_of(run, longer)[6], group)
         for group in run.scheduler_side.layout.state_groups
@@ -199,7 +199,7 @@ def test_fresh_blocks_are_none_of_those_to_be_kept():
     blocks = own.get_new_blocks(5)
     own.free_blocks(blocks)
     kept = own.free_block_queue.get_all_free_blocks()[:4]
-    (fifth,) = (one for one in blocks if one not in kept)
+    (fifth,) = (block for block in blocks if block not in kept)
     assert seams.fresh_blocks(own, 1, kept) == [fifth]
     assert seams.fresh_blocks(own, 2, kept) is None
     assert own.get_num_free_blocks() == 5

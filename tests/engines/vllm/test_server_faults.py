@@ -73,8 +73,8 @@ def loaded_twice_in_another_version(folder: Path) -> Path:
 def segments(family: list[psutil.Process]) -> set[Path]:
     """The shared memory that these processes have open."""
     found: set[Path] = set()
-    for one in family:
-        maps = Path(f"/proc/{one.pid}/maps").read_text()
+    for process in family:
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
         found |= {Path(name) for name in re.findall(r"/dev/shm/\S+", maps)}
     return found
 
@@ -117,15 +117,15 @@ def test_a_failing_core_a_killed_one_and_a_restart(model, alone, tmp_path, monke
         assert found["active", "reuse+gds"] == 0
         assert found["checkpoint_stores_total", "native"] == 4
         (line,) = [
-            one
-            for one in log.read_text().splitlines()
-            if " ERROR " in one and ": " in one and "statecache: " in one
+            entry
+            for entry in log.read_text().splitlines()
+            if " ERROR " in entry and ": " in entry and "statecache: " in entry
         ]
         assert line.endswith("statecache: an unexpected error; vLLM goes on by itself in its place")
 
         wait_for_lines(record, len(PROMPTS))
         family = psutil.Process(server.pid).children(recursive=True)
-        (core,) = [one for one in family if name_of(one).startswith("vllm::enginecore")]
+        (core,) = [process for process in family if name_of(process).startswith("vllm::enginecore")]
         held = segments(family)
         assert held
         got = killed_while_it_answers(model, url, core)
@@ -141,7 +141,7 @@ def test_a_failing_core_a_killed_one_and_a_restart(model, alone, tmp_path, monke
     said = log.read_text()
     assert "EngineDeadError: EngineCore encountered an issue." in said
     assert said.count("statecache: an unexpected error") == 1
-    assert not [one for one in held if one.exists()]
+    assert not [segment for segment in held if segment.exists()]
     assert len(read_trace(str(record)).requests) == len(PROMPTS)
 
     path = loaded_twice_in_another_version(tmp_path / "twice")

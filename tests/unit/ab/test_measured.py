@@ -105,7 +105,7 @@ def test_the_pool_of_kv_is_what_sglang_says() -> None:
 
 def a_run(arm: str, cached: int | None, counters: Counters | None = None) -> Run:
     """Two requests of 100 tokens."""
-    one = Answered(
+    answer = Answered(
         prompt_tokens=100,
         cached_tokens=cached,
         output_tokens=1,
@@ -113,7 +113,7 @@ def a_run(arm: str, cached: int | None, counters: Counters | None = None) -> Run
         ended_at=1,
         pieces=[(0.5, 1)],
     )
-    return server_run("c", arm, 0, Answers([one, one], counters), 0)
+    return server_run("c", arm, 0, Answers([answer, answer], counters), 0)
 
 
 COUNTED = Counters(
@@ -144,8 +144,16 @@ def test_what_was_counted_is_not_compared_with_what_was_answered() -> None:
     """One has the warm-up in it, the other has not."""
     runs = [a_run("a", 50, COUNTED), a_run("b", None, COUNTED), a_run("c", None, COUNTED)]
     found = compare([Pair("c", "a", "b"), Pair("c", "b", "c")], runs)
-    rates = [(one.baseline, one.arm) for one in found if one.measure == "token_hit_rate"]
-    missed = [(one.baseline, one.arm) for one in found if one.measure == "missed_by_state_tokens"]
+    rates = [
+        (comparison.baseline, comparison.arm)
+        for comparison in found
+        if comparison.measure == "token_hit_rate"
+    ]
+    missed = [
+        (comparison.baseline, comparison.arm)
+        for comparison in found
+        if comparison.measure == "missed_by_state_tokens"
+    ]
     assert rates == [("b", "c")]
     assert missed == [("a", "b"), ("b", "c")]
 

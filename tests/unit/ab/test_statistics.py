@@ -37,7 +37,7 @@ def run_with(arm: str, seed: int | None, hit_tokens: int, cell: str = "cell") ->
 def verdicts(a: list[int], b: list[int]) -> dict[str, str]:
     runs = [run_with("a", seed, hit) for seed, hit in enumerate(a)]
     runs += [run_with("b", seed, hit) for seed, hit in enumerate(b)]
-    return {one.measure: one.verdict for one in compare([PAIR], runs)}
+    return {comparison.measure: comparison.verdict for comparison in compare([PAIR], runs)}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def measured() -> list[int]:
     trial = Trial(name="aa", cells=[Cell(name="c", workload=workload, arms=[arm, twin])], repeats=8)
     with Bench(trial) as bench:
         runs = [run for run, _ in bench.runs()]
-    assert {one.verdict for one in compare(trial.pairs, runs)} == {"exactly equal"}
+    assert {comparison.verdict for comparison in compare(trial.pairs, runs)} == {"exactly equal"}
     return [round(100_000 * r.hit_tokens / r.prompt_tokens) for r in runs if r.arm == "a"]
 
 
@@ -79,8 +79,8 @@ def test_noise_alone_is_not_distinguishable(measured: list[int]) -> None:
 def test_one_pair_is_equal_or_different() -> None:
     assert verdicts([7], [7])["token_hit_rate"] == "exactly equal"
     assert verdicts([7], [8])["token_hit_rate"] == "different"
-    (one, *_) = compare([PAIR], [run_with("a", None, 7), run_with("b", None, 8)])
-    assert (one.low, one.high, one.p) == (None, None, None)
+    (comparison, *_) = compare([PAIR], [run_with("a", None, 7), run_with("b", None, 8)])
+    assert (comparison.low, comparison.high, comparison.p) == (None, None, None)
 
 
 def test_the_least_p_of_n_pairs_and_holm_over_many() -> None:
@@ -96,9 +96,13 @@ def test_the_least_p_of_n_pairs_and_holm_over_many() -> None:
         for arm in "ab"
         for seed in range(1, 9)
     ]
-    found = [one for one in compare([PAIR, other], runs) if one.measure == "token_hit_rate"]
-    assert [one.p for one in found] == pytest.approx([4 / 256, 1])
-    assert [one.verdict for one in found] == ["better", "not distinguishable"]
+    found = [
+        comparison
+        for comparison in compare([PAIR, other], runs)
+        if comparison.measure == "token_hit_rate"
+    ]
+    assert [comparison.p for comparison in found] == pytest.approx([4 / 256, 1])
+    assert [comparison.verdict for comparison in found] == ["better", "not distinguishable"]
 
 
 def test_constant_differences_have_an_interval_of_one_point() -> None:

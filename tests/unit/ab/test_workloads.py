@@ -101,8 +101,8 @@ def test_a_conversation_is_a_session_of_growing_prompts(tmp_path: Path) -> None:
 def test_conversations_share_blocks_as_far_as_their_texts_agree(tmp_path: Path) -> None:
     system = ("system", "s" * 3_000)
     talks = [[system, ("human", letter * 3_000), ("gpt", "x")] for letter in "ab"]
-    one, other = asked(sharegpt(tmp_path, *talks))
-    agree = [a == b for a, b in zip(one.hash_ids, other.hash_ids, strict=True)]
+    request, other = asked(sharegpt(tmp_path, *talks))
+    agree = [a == b for a, b in zip(request.hash_ids, other.hash_ids, strict=True)]
     assert agree == [True, False]  # 6,016 characters; the 3,008th is the first that differs
 
 

@@ -68,17 +68,18 @@ def test_bytes_by_hand_and_without_memory():
 @pytest.mark.parametrize(("reserve", "fits"), [(False, 3), (True, 2)])
 def test_too_many_slots_are_refused_with_the_numbers(reserve, fits):
     active = make_active()
-    one = estimate_bytes(active, 1)
+    slot_bytes = estimate_bytes(active, 1)
     with pytest.raises(PoolDoesNotFitError) as error:
-        CheckpointPool(active, 9, free_bytes=3 * one + 5, reserve_slot_zero=reserve)
-    asked = (9 + reserve) * one
+        CheckpointPool(active, 9, free_bytes=3 * slot_bytes + 5, reserve_slot_zero=reserve)
+    asked = (9 + reserve) * slot_bytes
     assert str(error.value) == (
-        f"9 slots need {asked:,} bytes on cpu, {3 * one + 5:,} are free: {fits} slots would fit"
+        f"9 slots need {asked:,} bytes on cpu, {3 * slot_bytes + 5:,} are free: "
+        f"{fits} slots would fit"
     )
     assert (error.value.slots, error.value.needed, error.value.fits) == (9, asked, fits)
-    CheckpointPool(active, fits, free_bytes=3 * one + 5, reserve_slot_zero=reserve)
+    CheckpointPool(active, fits, free_bytes=3 * slot_bytes + 5, reserve_slot_zero=reserve)
     with pytest.raises(PoolDoesNotFitError, match="not even one slot fits"):
-        CheckpointPool(active, 1, free_bytes=one - 1, reserve_slot_zero=reserve)
+        CheckpointPool(active, 1, free_bytes=slot_bytes - 1, reserve_slot_zero=reserve)
 
 
 def test_the_memory_of_the_machine_is_asked():

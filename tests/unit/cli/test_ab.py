@@ -40,16 +40,16 @@ def test_two_runs_are_the_same_byte_for_byte_and_complete(tmp_path: Path) -> Non
     result = json.loads((folders[0] / "result.json").read_bytes())
     assert result["schema"] == "statecache.ab/1"
     assert result["complete"] is True
-    assert [(one["arm"], one["seed"]) for one in result["runs"]] == [
+    assert [(summary["arm"], summary["seed"]) for summary in result["runs"]] == [
         (arm, seed) for seed in range(8) for arm in ("lru", "gds")
     ]
     assert result["seeds"] == {"agent": list(range(8))}
     raw = requests_of(folders[0])
-    for one in result["runs"]:
-        mine = [r for r in raw if (r["arm"], r["seed"]) == (one["arm"], one["seed"])]
+    for summary in result["runs"]:
+        mine = [r for r in raw if (r["arm"], r["seed"]) == (summary["arm"], summary["seed"])]
         counted = [r for r in mine if not r["warm_up"]]
-        assert len(mine) - len(counted) == one["warm_up"] == len(mine) // 10
-        assert sum(int(str(r["hit_tokens"])) for r in counted) == one["hit_tokens"]
+        assert len(mine) - len(counted) == summary["warm_up"] == len(mine) // 10
+        assert sum(int(str(r["hit_tokens"])) for r in counted) == summary["hit_tokens"]
 
 
 def test_the_numbers_of_core_are_those_of_the_replay(tmp_path: Path) -> None:
@@ -62,11 +62,11 @@ def test_the_numbers_of_core_are_those_of_the_replay(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "out" / "result.json").read_bytes())
     run("replay", trace, "--slots", 2, "--policy", "lru", "--json", tmp_path / "r.json")
     (row,) = json.loads((tmp_path / "r.json").read_bytes())["rows"]
-    (one, _) = result["runs"]
+    (summary, _) = result["runs"]
     assert {found["verdict"] for found in result["comparisons"]} <= {"different", "exactly equal"}
-    same = row.keys() & one.keys()
+    same = row.keys() & summary.keys()
     assert {"hit_tokens", "resident_tokens", "evicted_states", "recompute_cost"} <= same
-    assert {name: one[name] for name in same} == {name: row[name] for name in same}
+    assert {name: summary[name] for name in same} == {name: row[name] for name in same}
 
 
 def test_a_plan_is_read_from_toml_and_options_win(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_an_interrupt_leaves_complete_files(tmp_path: Path) -> None:
     try:
         # A packed file without a run in it has 40 bytes at most.
         wait_until(
-            lambda: any(one.stat().st_size > 100 for one in (tmp_path / "out").glob(".*.part"))
+            lambda: any(file.stat().st_size > 100 for file in (tmp_path / "out").glob(".*.part"))
         )
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=DEADLINE_SECONDS)
@@ -105,8 +105,8 @@ def test_an_interrupt_leaves_complete_files(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "out" / "result.json").read_bytes())
     assert result["complete"] is False
     assert 0 < len(result["runs"]) < 10_000
-    seen = {(one["arm"], one["seed"]) for one in requests_of(tmp_path / "out")}
-    assert seen == {(one["arm"], one["seed"]) for one in result["runs"]}
+    seen = {(request["arm"], request["seed"]) for request in requests_of(tmp_path / "out")}
+    assert seen == {(summary["arm"], summary["seed"]) for summary in result["runs"]}
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "result.json",
         "requests.jsonl.gz",
@@ -142,10 +142,10 @@ def test_an_interrupt_while_a_run_is_written(
         ab_command(arm=list(ARMS[1::2]), workload=SMALL[1], output=tmp_path)
     monkeypatch.undo()
     result = json.loads((tmp_path / "result.json").read_bytes())
-    played = [(one["arm"], one["seed"]) for one in result["runs"]]
+    played = [(summary["arm"], summary["seed"]) for summary in result["runs"]]
     assert played == [("lru", 0), ("gds", 0), ("lru", 1)]
     assert result["complete"] is False
-    assert {(one["arm"], one["seed"]) for one in requests_of(tmp_path)} == set(played)
+    assert {(request["arm"], request["seed"]) for request in requests_of(tmp_path)} == set(played)
 
 
 @pytest.mark.usefixtures("own_handlers")
@@ -163,7 +163,7 @@ def test_a_fault_in_the_middle_keeps_what_was_measured(
         ab_command(arm=list(ARMS[1::2]), workload=SMALL[1], output=tmp_path)
     result = json.loads((tmp_path / "result.json").read_bytes())
     assert (result["complete"], len(result["runs"])) == (False, 3)
-    assert len({(one["arm"], one["seed"]) for one in requests_of(tmp_path)}) == 3
+    assert len({(request["arm"], request["seed"]) for request in requests_of(tmp_path)}) == 3
 
 
 BAD = {

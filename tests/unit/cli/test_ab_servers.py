@@ -65,10 +65,13 @@ def test_a_slower_server_is_found_and_arms_on_one_server_share_no_cache(
             output=tmp_path / "out",
         )
     result = result_of(tmp_path / "out")
-    assert [(one["arm"], one["seed"]) for one in result["runs"]] == [
+    assert [(summary["arm"], summary["seed"]) for summary in result["runs"]] == [
         (arm, seed) for seed in range(9) for arm in ("a", "b", "twin")
     ]
-    verdicts = {(one["arm"], one["measure"]): one["verdict"] for one in result["comparisons"]}
+    verdicts = {
+        (comparison["arm"], comparison["measure"]): comparison["verdict"]
+        for comparison in result["comparisons"]
+    }
     assert {name for _, name in verdicts} == {
         *("token_hit_rate", "ttft_p50_ms", "ttft_p90_ms", "ttft_p99_ms", "itl_p50_ms"),
         *("itl_p99_ms", "output_tokens_per_second", "request_errors"),
@@ -77,10 +80,10 @@ def test_a_slower_server_is_found_and_arms_on_one_server_share_no_cache(
         assert verdicts[arm, "ttft_p50_ms"] == "better"
         assert verdicts[arm, "token_hit_rate"] == "exactly equal"
         assert verdicts[arm, "request_errors"] == "exactly equal"
-    for one in result["runs"]:
-        assert (one["warm_up"], one["requests"], one["rejected"]) == (1, 11, 0)
-        assert (one["hit_tokens"], one["prompt_tokens"]) == (64, 176)
-        assert (one["times"]["ttft_p50_ms"] >= 60) == (one["arm"] == "a")
+    for summary in result["runs"]:
+        assert (summary["warm_up"], summary["requests"], summary["rejected"]) == (1, 11, 0)
+        assert (summary["hit_tokens"], summary["prompt_tokens"]) == (64, 176)
+        assert (summary["times"]["ttft_p50_ms"] >= 60) == (summary["arm"] == "a")
     assert result["engines"] == dict.fromkeys(("a", "b", "twin"), "tests 9.9")
     raw = gzip.decompress((tmp_path / "out" / "requests.jsonl.gz").read_bytes()).splitlines()
     assert len(raw) == 9 * 3 * 12
@@ -101,9 +104,9 @@ def test_a_server_is_compared_with_the_replay_by_what_both_have(tmp_path: Path) 
         more = ("--workload", work, "--servers", "tokens_a_block=8", "--repeats", 6)
         done = run("ab", *core, *attached("live", server.url), *more, "-o", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    (one,) = result_of(tmp_path / "out")["comparisons"]
-    assert (one["measure"], one["verdict"]) == ("token_hit_rate", "exactly equal")
-    assert one["arm_mean"] > 0
+    (comparison,) = result_of(tmp_path / "out")["comparisons"]
+    assert (comparison["measure"], comparison["verdict"]) == ("token_hit_rate", "exactly equal")
+    assert comparison["arm_mean"] > 0
 
 
 @pytest.mark.parametrize("more", ["", ",one_at_a_time=true"])
@@ -123,8 +126,8 @@ def test_a_server_that_dies_is_left_out_and_none_is_left_behind(more: str, tmp_p
     assert re.match(r"request (9|1\d) failed: ", failure["reason"])
     assert failure["reason"].endswith(f"the server ended with status 7; {log}: the last | words")
     assert f"distinct-prefixes, arm bad left out: {failure['reason']}" in done.stderr
-    assert [one["arm"] for one in result_of(tmp_path / "out")["runs"]] == ["a", "b"]
-    assert {one["arm"] for one in result_of(tmp_path / "out")["comparisons"]} == {"b"}
+    assert [summary["arm"] for summary in result_of(tmp_path / "out")["runs"]] == ["a", "b"]
+    assert {comparison["arm"] for comparison in result_of(tmp_path / "out")["comparisons"]} == {"b"}
     assert len(pids.read_text().split()) == (6 if more else 3)
     assert gone(pids)
 
@@ -154,7 +157,7 @@ def test_a_server_that_hangs_or_fails_is_left_out(
     (failure,) = result_of(tmp_path / "out")["failures"]
     assert failure["arm"] == "bad"
     assert f"failed: {reason}; {tmp_path / 'out' / 'server-bad.log'}: " in failure["reason"]
-    assert [one["arm"] for one in result_of(tmp_path / "out")["runs"]] == ["a", "b"]
+    assert [summary["arm"] for summary in result_of(tmp_path / "out")["runs"]] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +200,7 @@ def test_an_interrupt_ends_the_servers_and_leaves_complete_files(
         assert not (out / "result.json").exists()
         return
     *said, interrupted, results = errors.splitlines()
-    assert any(one.startswith("arm b: tests 9.9, model stand-in, ready after ") for one in said)
+    assert any(line.startswith("arm b: tests 9.9, model stand-in, ready after ") for line in said)
     assert interrupted.startswith("statecache: interrupted after ")
     assert results.startswith("Results: ")
     result = result_of(out)
@@ -237,13 +240,13 @@ def test_an_interrupt_leaves_no_server_that_nobody_knows_of(
     try:
         with pytest.raises(KeyboardInterrupt):
             Server(arm, ServerSettings(), tmp_path / "log", "").start(1)
-        (one,) = started
-        assert one.poll() is not None
+        (process,) = started
+        assert process.poll() is not None
     finally:
         signal.signal(signal.SIGINT, before)
-        for one in started:
+        for process in started:
             with suppress(ProcessLookupError):
-                killpg(one.pid, signal.SIGKILL)
+                killpg(process.pid, signal.SIGKILL)
 
 
 RETURN = dis.opmap["RETURN_VALUE"]

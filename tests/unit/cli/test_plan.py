@@ -62,13 +62,13 @@ def test_every_split_adds_up(report):
         active = 21 * STATE if sglang else 8 * 3 * 544 * TOKEN
         assert split["active_slots"] == (20 if sglang else 8)
         assert split["active_bytes"] == active
-        one = {"native": state, "int8": int8, "shared": 0}[split["states"]]
+        slot_bytes = {"native": state, "int8": int8, "shared": 0}[split["states"]]
         reserved = int8 if sglang and split["states"] == "int8" else 0
-        kept = (split["kept_slots"] or 0) * one
+        kept = (split["kept_slots"] or 0) * slot_bytes
         assert split["kept_bytes"] == kept
         assert active + kept + reserved + split["kv_bytes"] == 12 * GIB
         share = split["share"] * (12 * GIB - active) // 100
-        assert share - one <= kept + reserved <= share
+        assert share - slot_bytes <= kept + reserved <= share
         block = 1 if sglang else 544
         assert split["kv_tokens"] == split["kv_bytes"] // (block * TOKEN) * block
 

@@ -36,7 +36,9 @@ def test_every_metric_and_label_of_an_expression_exists(name: str) -> None:
     used = re.findall(r"statecache_\w+", expression)
     assert used
     assert set(used) <= {*NAMES, *HISTOGRAM}
-    labels = set(COMMON_LABELS) | {"le"} | {NAMES[one].label for one in used if one in NAMES}
+    labels = (
+        set(COMMON_LABELS) | {"le"} | {NAMES[metric].label for metric in used if metric in NAMES}
+    )
     for group in re.findall(r"by \(([^)]*)\)", expression):
         assert set(group.split(", ")) <= labels
     assert expression.count("(") == expression.count(")")
@@ -83,7 +85,7 @@ def test_the_page_describes_each_metric_with_its_kind_and_label() -> None:
         r"^\| `(\w+)` \| (\w+) \| (.*?) ?\| ", (DOCS / "metrics.md").read_text(), re.M
     )
     described = {name: (kind, label.strip("` ")) for name, kind, label in rows}
-    assert described == {name: (one.kind, one.label) for name, one in NAMES.items()}
+    assert described == {name: (metric.kind, metric.label) for name, metric in NAMES.items()}
 
 
 EVENTS = {

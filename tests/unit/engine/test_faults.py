@@ -135,11 +135,11 @@ def advice() -> FaultBarrier:
 
 def test_advice_is_given_until_it_fails(caplog: pytest.LogCaptureFixture) -> None:
     barrier = advice()
-    one, other = Component(barrier), Component(barrier)
-    assert one.use(3, twice=True) == 6
-    assert one.use(-1) is None
-    assert [one.use(4), other.use(4)] == [None, None]
-    assert (one.calls, other.calls) == (2, 0)
+    component, other = Component(barrier), Component(barrier)
+    assert component.use(3, twice=True) == 6
+    assert component.use(-1) is None
+    assert [component.use(4), other.use(4)] == [None, None]
+    assert (component.calls, other.calls) == (2, 0)
     assert (barrier.active, barrier.anomalies) == (False, 1)
     assert lines(caplog) == [
         "statecache: the state index failed; the engine's own order takes over"

@@ -116,9 +116,9 @@ def test_many_observations_at_once_are_those_one_by_one() -> None:
     seconds = [1e-6, 1e-5, 3e-5, 0.02, 0.021, 5.0]
     counts = EventCounters()
     plain = prometheus_client.Histogram("plain", "", ["a"], buckets=BUCKETS, registry=None)
-    for one in seconds:
-        counts.walked(one)
-        plain.labels("x").observe(one)
+    for duration in seconds:
+        counts.walked(duration)
+        plain.labels("x").observe(duration)
     Exporter(CLASSES, "vllm", "at-once", 0).apply(counts.sample())
     for sample in plain.collect()[0].samples:
         labels = {name: text for name, text in sample.labels.items() if name == "le"}
@@ -247,9 +247,9 @@ def test_processes_that_share_a_folder_add_up(tmp_path) -> None:
         [sys.executable, "-c", READ], check=True, env=shared, capture_output=True, text=True
     )
     found = {
-        (one.name, one.labels.get("le")): one.value
+        (sample.name, sample.labels.get("le")): sample.value
         for family in text_string_to_metric_families(done.stdout)
-        for one in family.samples
+        for sample in family.samples
     }
     assert found["statecache_requests_total", None] == 4
     assert found["statecache_active", None] == 1

@@ -208,11 +208,11 @@ def test_two_sets_cannot_hold_one_target(engine: Any, wrapped_by_another: bool) 
 
 
 def test_two_objects_of_a_class_are_held_apart(engine: Any) -> None:
-    one, other = engine.Pool(), engine.Pool()
-    PatchSet([TOUCH.on(one).wrapped_by(again)]).install()
+    pool, other = engine.Pool(), engine.Pool()
+    PatchSet([TOUCH.on(pool).wrapped_by(again)]).install()
     PatchSet([TOUCH.on(other).wrapped_by(again)]).install()
     with pytest.raises(SeamError, match="already"):
-        PatchSet([TOUCH.on(one).wrapped_by(again)]).install()
+        PatchSet([TOUCH.on(pool).wrapped_by(again)]).install()
 
 
 def test_what_another_plugin_put_around_a_change_stays_and_ours_is_done_no_more(

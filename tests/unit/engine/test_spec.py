@@ -125,7 +125,9 @@ def test_plan_divides_memory_for_it(toy: Path) -> None:
     )  # fmt: skip
     assert done.stderr == ""
     report = json.loads(done.stdout)
-    assert [(one["states"], one["share"], one["active_slots"]) for one in report["splits"]] == [
+    assert [
+        (split["states"], split["share"], split["active_slots"]) for split in report["splits"]
+    ] == [
         ("native", 10, 12),
         ("native", 20, 12),
         ("int8", 10, 12),

@@ -102,11 +102,15 @@ def test_random_states_are_known_as_a_plain_search_finds_them():
         found = made.depending_on(block.encode())
         assert set(found) == below
         depths = {state: len(t) for t, state in known.items()}
-        above = [(at, one) for at, one in enumerate(found) if made.parent_of(one) in below]
-        assert all(found.index(made.parent_of(one)) < at for at, one in above)
+        above = [
+            (at, dependent)
+            for at, dependent in enumerate(found)
+            if made.parent_of(dependent) in below
+        ]
+        assert all(found.index(made.parent_of(dependent)) < at for at, dependent in above)
         deepest = sorted((t for t in known if text.startswith(t)), key=len, reverse=True)
         assert list(made.on(path(text))) == [known[t] for t in deepest]
-        assert [made.depth_of(one) for one in made.on(path(text))] == [
+        assert [made.depth_of(ancestor) for ancestor in made.on(path(text))] == [
             depths[s] for s in made.on(path(text))
         ]
 

@@ -175,7 +175,7 @@ def test_the_int8_pool_takes_what_was_computed(tmp_path, name):
     model = read(tmp_path, PUBLISHED[name])
     for engine in ("sglang", "vllm"):
         for asked in (None, "float32", "bfloat16", "float16"):
-            conv, temporal = (getattr(torch, one) for one in model.state_dtypes(engine, asked))
+            conv, temporal = (getattr(torch, dtype) for dtype in model.state_dtypes(engine, asked))
             shape = (model.state_layers, 1, *model.temporal)
             states = torch.empty(shape, dtype=temporal, device="meta")
             rows = torch.empty(

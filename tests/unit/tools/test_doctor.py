@@ -44,7 +44,7 @@ def findings(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str
     report = json.loads(done.stdout)
     assert report["schema"] == "statecache.doctor/1"
     assert report["works"] == (done.returncode == 0)
-    return {one["about"]: (one["level"], one["text"]) for one in report["findings"]}
+    return {finding["about"]: (finding["level"], finding["text"]) for finding in report["findings"]}
 
 
 def test_without_an_engine_it_would_not_work_and_the_reason_is_said() -> None:
@@ -83,7 +83,7 @@ def test_a_broken_index_is_found_without_a_traceback(tmp_path: Path) -> None:
     done = doctor(path=path)
     assert done.returncode == 1
     assert "Traceback" not in done.stdout + done.stderr
-    (line,) = [one for one in done.stdout.splitlines() if " index " in one]
+    (line,) = [printed for printed in done.stdout.splitlines() if " index " in printed]
     assert line.startswith("PROBLEM index       the native index does not load: ImportError: ")
     assert line.endswith(": reinstall statecache with pip in this Python")
 

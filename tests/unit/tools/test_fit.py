@@ -298,7 +298,12 @@ def test_a_server_is_measured_with_prompts_of_its_own_each_time(
     assert found["fit"]["overhead_seconds"] == pytest.approx(0.01)
     assert [len(prompt) for prompt in seen] == [200, *[200, 400, 800, 1600] * 2]
     assert len({tuple(prompt[:16]) for prompt in seen}) == 9
-    assert [one.tokens for one in read_measurements(saved)] == [200, 400, 800, 1600] * 2
+    assert [measurement.tokens for measurement in read_measurements(saved)] == [
+        200,
+        400,
+        800,
+        1600,
+    ] * 2
     assert read_measurements(saved)[0].seconds == pytest.approx(0.01 + 0.01 + 0.004)
 
 

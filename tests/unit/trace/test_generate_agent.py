@@ -34,9 +34,9 @@ def turns_of(requests: list[dict]) -> list[tuple[dict, dict]]:
     return [pair for turns in sessions.values() for pair in pairwise(turns)]
 
 
-def shared_blocks(one: dict, other: dict) -> int:
-    pairs = zip(one["hash_ids"], other["hash_ids"], strict=False)
-    shorter = min(len(one["hash_ids"]), len(other["hash_ids"]))
+def shared_blocks(turn: dict, other: dict) -> int:
+    pairs = zip(turn["hash_ids"], other["hash_ids"], strict=False)
+    shorter = min(len(turn["hash_ids"]), len(other["hash_ids"]))
     return next((n for n, (a, b) in enumerate(pairs) if a != b), shorter)
 
 
@@ -62,7 +62,7 @@ def test_sessions_share_a_few_system_prompts(requests: list[dict]) -> None:
 def test_about_seven_percent_of_turns_rewind(requests: list[dict]) -> None:
     turns = turns_of(requests)
     compacted = {tokens // 512 for tokens in SYSTEM_PROMPTS_TOKENS}
-    shared = [(shared_blocks(one, other), len(one["hash_ids"])) for one, other in turns]
+    shared = [(shared_blocks(turn, other), len(turn["hash_ids"])) for turn, other in turns]
     rewinds = sum(blocks < of and blocks not in compacted for blocks, of in shared)
     assert 0.05 < rewinds / len(turns) < 0.09
 
@@ -70,7 +70,7 @@ def test_about_seven_percent_of_turns_rewind(requests: list[dict]) -> None:
 def test_contexts_grow_to_about_a_hundred_thousand_tokens(requests: list[dict]) -> None:
     longest = max(request["input_length"] for request in requests)
     assert 0.9 * MAX_CONTEXT_TOKENS < longest < MAX_CONTEXT_TOKENS + 512
-    grown = sum(other["input_length"] > one["input_length"] for one, other in turns_of(requests))
+    grown = sum(other["input_length"] > turn["input_length"] for turn, other in turns_of(requests))
     assert grown > 0.9 * len(turns_of(requests))
 
 
@@ -80,8 +80,8 @@ def test_sessions_interleave(requests: list[dict]) -> None:
 
 
 def test_another_seed_is_another_workload() -> None:
-    one, other = (list(agent_lines(AgentWorkload(2, 3, seed))) for seed in (0, 1))
-    assert one != other
+    lines, other = (list(agent_lines(AgentWorkload(2, 3, seed))) for seed in (0, 1))
+    assert lines != other
 
 
 def test_the_bytes_stay_the_same_from_release_to_release() -> None:

@@ -127,14 +127,14 @@ def test_a_restarted_server_records_beside_what_is_there(tmp_path, caplog, name,
     recorded(recorder(path))
     recorded(recorder(path))
     assert path.read_bytes() == b"precious"
-    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([name, second, third])
-    assert [len(lines_of(tmp_path / one)) for one in (second, third)] == [1, 1]
-    ids = [lines_of(tmp_path / one)[0]["hash_ids"] for one in (second, third)]
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted([name, second, third])
+    assert [len(lines_of(tmp_path / file_name)) for file_name in (second, third)] == [1, 1]
+    ids = [lines_of(tmp_path / file_name)[0]["hash_ids"] for file_name in (second, third)]
     assert not set(ids[0]) & set(ids[1])  # a key each
     begun = [r.getMessage() for r in caplog.records if "recording requests to" in r.getMessage()]
     assert begun == [
-        f"statecache: recording requests to {tmp_path / one}, 1 MiB at most"
-        for one in (second, third)
+        f"statecache: recording requests to {tmp_path / file_name}, 1 MiB at most"
+        for file_name in (second, third)
     ]
 
 
@@ -145,11 +145,11 @@ def test_an_empty_file_is_taken_unless_another_server_records_there(tmp_path):
     second = recorder(path)
     recorded(second)
     recorded(first)
-    assert {one.name for one in tmp_path.iterdir()} == {"traffic", "traffic.2"}
+    assert {file.name for file in tmp_path.iterdir()} == {"traffic", "traffic.2"}
     assert len(lines_of(path)) == len(lines_of(tmp_path / "traffic.2")) == 1
     recorder(path).close()
     recorder(path).close()
-    assert {one.name for one in tmp_path.iterdir()} == {"traffic", "traffic.2", "traffic.3"}
+    assert {file.name for file in tmp_path.iterdir()} == {"traffic", "traffic.2", "traffic.3"}
 
 
 def test_what_cannot_be_written_to_is_passed_over(tmp_path):
@@ -172,7 +172,7 @@ def test_all_recordings_together_keep_to_the_size(tmp_path, caplog):
         recorded(made)
         wait_until(lambda made=made: not made._thread.is_alive())
     assert (tmp_path / "traffic.2").stat().st_size == 0
-    assert {one.name for one in tmp_path.iterdir()} == {"traffic", "traffic.2"}
+    assert {file.name for file in tmp_path.iterdir()} == {"traffic", "traffic.2"}
     what = f"statecache: the recording to {tmp_path / 'traffic.2'} has reached 1 MiB"
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert said == [f"{what} with those before it and ends here"] * 3

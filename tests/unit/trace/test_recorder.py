@@ -20,15 +20,15 @@ from support.waiting import DEADLINE_SECONDS, wait_until
 
 def test_ids_agree_exactly_as_far_as_prompts_do():
     ids = BlockIds(b"key")
-    one = ids.of(Ended(PROMPT, 1))
+    block_ids = ids.of(Ended(PROMPT, 1))
     forked = [*PROMPT[:1_000], 7, *PROMPT[1_001:]]  # in the second block
     other = ids.of(Ended(forked, 1))
-    assert len(one) == len(set(one)) == 3  # 1,636 tokens
-    assert [a == b for a, b in zip(one, other, strict=True)] == [True, False, False]
-    assert ids.of(Ended(PROMPT[:1_535], 9)) == one[:2]
+    assert len(block_ids) == len(set(block_ids)) == 3  # 1,636 tokens
+    assert [a == b for a, b in zip(block_ids, other, strict=True)] == [True, False, False]
+    assert ids.of(Ended(PROMPT[:1_535], 9)) == block_ids[:2]
     assert ids.of(Ended(PROMPT[:511], 1)) == []
-    assert ids.of(Ended(array("q", PROMPT), 1)) == one
-    assert all(0 <= block < 2**63 for block in one)
+    assert ids.of(Ended(array("q", PROMPT), 1)) == block_ids
+    assert all(0 <= block < 2**63 for block in block_ids)
 
 
 def test_equal_blocks_after_different_ones_have_ids_of_their_own():

@@ -153,9 +153,9 @@ def test_the_other_arms_go_on_and_no_process_is_left(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "agent, arm bad left out: ended with status 3 (boom)" in done.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_bytes())
-    assert [one["arm"] for one in result["failures"]] == ["bad"]
+    assert [failure["arm"] for failure in result["failures"]] == ["bad"]
     assert len(result["runs"]) == 2 * 9  # nine repeats for two comparisons
-    assert {one["arm"] for one in result["comparisons"]} == {"b"}
+    assert {comparison["arm"] for comparison in result["comparisons"]} == {"b"}
     for pid in (tmp_path / "pids").read_text().split():
         assert not Path(f"/proc/{pid}").exists()
 
@@ -174,11 +174,13 @@ def test_an_engine_that_cannot_be_started_again_is_left_out(tmp_path: Path) -> N
     )
     assert done.returncode == 0
     result = json.loads((tmp_path / "out" / "result.json").read_bytes())
-    assert [(one["arm"], one["reason"].partition(":")[0]) for one in result["failures"]] == [
+    assert [
+        (failure["arm"], failure["reason"].partition(":")[0]) for failure in result["failures"]
+    ] == [
         ("c", "ended with status 3"),
         ("d", "sglang"),
     ]
-    assert {one["arm"] for one in result["comparisons"]} == {"b"}
+    assert {comparison["arm"] for comparison in result["comparisons"]} == {"b"}
 
 
 def test_once_closed_no_engine_is_started_for_the_arms_that_are_left(tmp_path: Path) -> None:

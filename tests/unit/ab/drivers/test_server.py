@@ -89,8 +89,8 @@ def test_hits_are_those_the_server_reports(tmp_path: Path) -> None:
     lines: list[Line] = [("s", 0, prompt, 1) for prompt in ([1, 2], [1, 2, 3], [1, 2, 3], [4])]
     with standing_in() as server:
         answers = play(server, workload(tmp_path, lines, loop="closed"))
-    assert [one.cached_tokens for one in answers.answered] == [0, 16, 20, 0]
-    assert [one.prompt_tokens for one in answers.answered] == [16, 24, 24, 8]
+    assert [answer.cached_tokens for answer in answers.answered] == [0, 16, 20, 0]
+    assert [answer.prompt_tokens for answer in answers.answered] == [16, 24, 24, 8]
     run = server_run("c", "a", 0, answers, 0)
     assert (run.hit_tokens, run.prompt_tokens, run.missed_by_state_tokens) == (36, 72, None)
 
@@ -107,7 +107,9 @@ def test_another_seed_finds_nothing_of_the_seed_before(tmp_path: Path) -> None:
     asked = workload(tmp_path, [("s", 0, [1, 2], 1)] * 2, loop="closed")
     with standing_in() as server:
         found = [play(server, asked, seed) for seed in (0, 1)]
-    assert [[one.cached_tokens for one in answers.answered] for answers in found] == [[0, 12]] * 2
+    assert [[answer.cached_tokens for answer in answers.answered] for answers in found] == [
+        [0, 12]
+    ] * 2
 
 
 def test_times_are_those_of_the_server(tmp_path: Path) -> None:
@@ -115,12 +117,12 @@ def test_times_are_those_of_the_server(tmp_path: Path) -> None:
     start = time.perf_counter()
     with standing_in(first_ms=30, between_ms=20) as server:
         answers = play(server, workload(tmp_path, [("a", 0, [1], 3)], loop="closed"))
-    (one,) = answers.answered
-    (first, _), _, (last, tokens) = one.pieces
+    (answer,) = answers.answered
+    (first, _), _, (last, tokens) = answer.pieces
     assert tokens == 1
     assert 0.030 <= first <= last
-    assert 0.070 <= last <= one.ended_at - one.asked_at <= time.perf_counter() - start
-    assert sum(one.gaps) == pytest.approx(last - first)
+    assert 0.070 <= last <= answer.ended_at - answer.asked_at <= time.perf_counter() - start
+    assert sum(answer.gaps) == pytest.approx(last - first)
     (record,) = answers.rows()
     assert (record["ttft_ms"], record["output_tokens"]) == (round(1000 * first, 3), 3)
     assert len(record["itl_ms"]) == 2
@@ -131,11 +133,11 @@ def test_tokens_that_come_together_share_their_time(tmp_path: Path) -> None:
     start = time.perf_counter()
     with standing_in("lumps", between_ms=20) as server:
         answers = play(server, workload(tmp_path, [("a", 0, [1], 5)], loop="closed"))
-    (one,) = answers.answered
-    assert [tokens for _, tokens in one.pieces] == [1, 2, 2]
-    (first, _), (second, _), (third, _) = one.pieces
+    (answer,) = answers.answered
+    assert [tokens for _, tokens in answer.pieces] == [1, 2, 2]
+    (first, _), (second, _), (third, _) = answer.pieces
     halves = [(second - first) / 2] * 2 + [(third - second) / 2] * 2
-    assert one.gaps == pytest.approx(halves)
+    assert answer.gaps == pytest.approx(halves)
     assert 0.08 <= third <= time.perf_counter() - start
 
 
@@ -145,8 +147,8 @@ def test_without_a_word_of_the_server_a_piece_is_a_token(tmp_path: Path) -> None
     for mode in ("secret", "silent"):
         with standing_in(mode) as server:
             answers = play(server, workload(tmp_path, [("a", 0, [1], 3)], loop="closed"))
-        (one,) = answers.answered
-        found[mode] = (one.output_tokens, [tokens for _, tokens in one.pieces])
+        (answer,) = answers.answered
+        found[mode] = (answer.output_tokens, [tokens for _, tokens in answer.pieces])
     assert found == {"secret": (3, [1, 1, 1]), "silent": (4, [1, 1, 1, 1])}
 
 
@@ -155,7 +157,7 @@ def test_answers_are_as_long_as_the_workload_says_within_bounds(tmp_path: Path) 
     with standing_in() as server:
         answers = play(server, workload(tmp_path, lines, loop="closed"), output_tokens=5)
     assert server.outputs[2:] == [1, 3, 5]
-    assert [one.output_tokens for one in answers.answered] == [1, 3, 5]
+    assert [answer.output_tokens for answer in answers.answered] == [1, 3, 5]
 
 
 def test_a_closed_loop_has_so_many_sessions_at_once_and_keeps_their_order(tmp_path: Path) -> None:
@@ -176,7 +178,9 @@ def test_a_closed_loop_has_so_many_sessions_at_once_and_keeps_their_order(tmp_pa
         play(server, one_by_one)
         assert server.most_at_once == 1
         assert blocks_of(server) == [1, 4, 6, 2, 3, 7, 5]
-        assert blocks_of(server) == [one.hash_ids[0] for one in one_by_one.trace(0).requests]
+        assert blocks_of(server) == [
+            request.hash_ids[0] for request in one_by_one.trace(0).requests
+        ]
     with standing_in(first_ms=20, together=4) as server:
         play(server, workload(tmp_path, lines, loop="closed"))
         assert server.most_at_once == 4
@@ -192,8 +196,8 @@ def test_an_open_loop_asks_without_an_answer_before(tmp_path: Path) -> None:
         answers = play(server, workload(tmp_path, lines), speed=10)
         assert server.most_at_once == 3
         assert sorted(blocks_of(server)) == [1, 3, 7]
-    for one, due in zip(answers.answered, (0, 0.2, 0.6), strict=True):
-        assert due <= one.asked_at
+    for answer, due in zip(answers.answered, (0, 0.2, 0.6), strict=True):
+        assert due <= answer.asked_at
 
 
 class TimelessLoop(asyncio.SelectorEventLoop):
@@ -257,7 +261,7 @@ def test_a_few_errors_are_counted_and_the_rest_is_measured(tmp_path: Path) -> No
     lines: list[Line] = [("a", 0, [block], 1) for block in range(9)]
     with standing_in("moody") as server:
         answers = play(server, workload(tmp_path, lines, loop="closed"))
-    assert [one.error is None for one in answers.answered] == [True, True, False] * 3
+    assert [answer.error is None for answer in answers.answered] == [True, True, False] * 3
     run = server_run("c", "a", 0, answers, 1)
     assert (run.warm_up, run.requests, run.rejected, run.prompt_tokens) == (1, 5, 3, 40)
     assert run.times is not None
@@ -315,11 +319,11 @@ def test_one_server_against_itself_is_not_distinguishable() -> None:
     for _ in range(40):
         runs = [noisy_run(arm, seed, rng) for seed in range(repeats) for arm in "ab"]
         found = compare([Pair("c", "a", "b")], runs)
-        measures |= {one.measure for one in found}
-        called += any(one.verdict in ("better", "worse") for one in found)
-        for one in found:
-            if one.measure in ("token_hit_rate", "request_errors"):
-                assert one.verdict == "exactly equal"
+        measures |= {comparison.measure for comparison in found}
+        called += any(comparison.verdict in ("better", "worse") for comparison in found)
+        for comparison in found:
+            if comparison.measure in ("token_hit_rate", "request_errors"):
+                assert comparison.verdict == "exactly equal"
     assert len(measures) == 8
     assert called <= 5
 
@@ -329,7 +333,10 @@ def test_a_slower_server_is_found_at_the_default_repeats() -> None:
     rng = random.Random(0)
     runs = [noisy_run("a", seed, rng) for seed in range(11)]
     runs += [noisy_run("b", seed, rng, slower=1.2) for seed in range(11)]
-    verdicts = {one.measure: one.verdict for one in compare([Pair("c", "a", "b")], runs)}
+    verdicts = {
+        comparison.measure: comparison.verdict
+        for comparison in compare([Pair("c", "a", "b")], runs)
+    }
     assert verdicts["itl_p50_ms"] == "worse"
     assert verdicts["token_hit_rate"] == "exactly equal"
 
@@ -341,7 +348,9 @@ def test_a_measure_of_one_arm_alone_is_not_compared() -> None:
     b = server_run("c", "b", 0, Answers([unreported]), 0)
     replayed = msgspec.structs.replace(a, arm="core", times=None)
     pairs = [Pair("c", "a", "b"), Pair("c", "a", "core")]
-    measures = {(one.arm, one.measure) for one in compare(pairs, [a, b, replayed])}
+    measures = {
+        (comparison.arm, comparison.measure) for comparison in compare(pairs, [a, b, replayed])
+    }
     assert ("b", "ttft_p50_ms") in measures
     assert ("b", "token_hit_rate") not in measures
     assert {name for arm, name in measures if arm == "core"} == {"token_hit_rate"}

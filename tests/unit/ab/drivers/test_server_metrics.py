@@ -36,7 +36,7 @@ def test_answers_stand_in_the_next_prompts_of_both_arms(tmp_path: Path) -> None:
     for before, after, answer in follows:
         assert after[len(before) : len(before) + len(answer)] == answer
     runs = result_of(tmp_path / "with")["runs"]
-    assert [one["answered_tokens"] > 0 for one in runs] == [True, True]
+    assert [summary["answered_tokens"] > 0 for summary in runs] == [True, True]
     with standing_in() as a, standing_in("mute") as b:
         two = (*attached("a", a.url), *attached("b", b.url))
         done = run("ab", *two, *CHATTING, "-o", "without", cwd=tmp_path)
@@ -45,7 +45,10 @@ def test_answers_stand_in_the_next_prompts_of_both_arms(tmp_path: Path) -> None:
         assert prompts_of(b) == plain
     assert [len(prompt) for prompt in plain] == [len(prompt) for prompt in fed]
     assert plain != fed
-    assert [one["answered_tokens"] for one in result_of(tmp_path / "without")["runs"]] == [0, 0]
+    assert [summary["answered_tokens"] for summary in result_of(tmp_path / "without")["runs"]] == [
+        0,
+        0,
+    ]
 
 
 def test_a_server_that_refuses_to_tell_ids_is_asked_without(tmp_path: Path) -> None:
@@ -54,7 +57,7 @@ def test_a_server_that_refuses_to_tell_ids_is_asked_without(tmp_path: Path) -> N
         done = run("ab", *two, *CHATTING, "-o", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "agent: no answers in the next prompts: a tells no ids\n" in done.stderr
-    assert {one["rejected"] for one in result_of(tmp_path / "out")["runs"]} == {0}
+    assert {summary["rejected"] for summary in result_of(tmp_path / "out")["runs"]} == {0}
 
 
 def test_counters_and_memory_of_a_run(tmp_path: Path) -> None:
@@ -63,8 +66,8 @@ def test_counters_and_memory_of_a_run(tmp_path: Path) -> None:
         file = plan(tmp_path, a=f"{PROGRAM} --metrics statecache", b=b.url)
         done = run("ab", file, *ASKING, "--repeats", 1, "-o", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    one, other = result_of(tmp_path / "out")["runs"]
-    assert one["counters"] == {
+    launched, other = result_of(tmp_path / "out")["runs"]
+    assert launched["counters"] == {
         "source": "statecache",
         "requests": 12,
         "prompt_tokens": 192,
@@ -74,14 +77,14 @@ def test_counters_and_memory_of_a_run(tmp_path: Path) -> None:
         "skipped_states": 36,
         "kv_pool_bytes": None,
     }
-    assert (one["evicted_states"], one["skipped_states"]) == (None, 36)
-    assert one["hit_tokens"] == 64
-    assert 5 << 20 < one["peak_resident_bytes"] < 1 << 30
+    assert (launched["evicted_states"], launched["skipped_states"]) == (None, 36)
+    assert launched["hit_tokens"] == 64
+    assert 5 << 20 < launched["peak_resident_bytes"] < 1 << 30
     assert (other["hit_tokens"], other["peak_resident_bytes"]) == (None, None)
     assert other["counters"]["source"] == "vllm"
     assert other["counters"]["hit_tokens"] == 64
     assert other["counters"]["missed_by_state_tokens"] is None
-    measures = {one["measure"] for one in result_of(tmp_path / "out")["comparisons"]}
+    measures = {comparison["measure"] for comparison in result_of(tmp_path / "out")["comparisons"]}
     assert not measures & {"token_hit_rate", "missed_by_state_tokens", "peak_resident_mib"}
 
 
@@ -91,8 +94,8 @@ def test_counters_that_come_late_are_waited_for(tmp_path: Path) -> None:
         two = (*attached("a", a.url), *attached("b", b.url))
         done = run("ab", *two, *ASKING, "--repeats", 1, "-o", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for one in result_of(tmp_path / "out")["runs"]:
-        found = one["counters"]
+    for summary in result_of(tmp_path / "out")["runs"]:
+        found = summary["counters"]
         assert (found["source"], found["requests"]) == ("sglang", 12)
         assert (found["prompt_tokens"], found["hit_tokens"]) == (192, 64)
 
@@ -105,7 +108,9 @@ def test_all_requests_that_fail_are_an_error_rate_of_one(tmp_path: Path) -> None
         two = (*attached("a", a.url), *attached("b", b.url))
         done = run("ab", *two, "--workload", f"{work},at_once=1", *asking, "-o", "o", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = {one["measure"]: one for one in result_of(tmp_path / "o")["comparisons"]}
+    found = {
+        comparison["measure"]: comparison for comparison in result_of(tmp_path / "o")["comparisons"]
+    }
     assert (found["request_errors"]["baseline_mean"], found["request_errors"]["arm_mean"]) == (0, 1)
     assert found["output_tokens_per_second"]["arm_mean"] == 0
     assert "ttft_p50_ms" not in found
@@ -131,7 +136,7 @@ def test_a_key_is_sent_and_never_shown(tmp_path: Path) -> None:
     done = run("ab", file, *ASKING, "--repeats", 1, "-o", tmp_path / "out", env=given)
     assert done.returncode == 0, done.stderr
     result = result_of(tmp_path / "out")
-    assert [one["rejected"] for one in result["runs"]] == [0, 0, 0]
+    assert [summary["rejected"] for summary in result["runs"]] == [0, 0, 0]
     assert result["settings"]["cells"][0]["arms"][0]["key_variable"] == "MY_KEY"
     for path in (tmp_path / "out").iterdir():
         content = path.read_bytes()
