@@ -144,7 +144,7 @@ bench: install
 # has some.
 SANITIZED := build/sanitized
 SANITIZED_TESTS := $(patsubst %,tests/unit/index/test_%.py,index_rules learned_rules keyed_index policies \
-  block_queues block_hash_index) $(patsubst %,tests/unit/replay/test_%.py,weighted_gds online \
+  block_queues reuse_queue block_hash_index) $(patsubst %,tests/unit/replay/test_%.py,weighted_gds online \
   state_slots split_pool shared_pool) tests/unit/test_package.py \
   $(patsubst %,tests/property/test_%.py,index_against_reference learned_against_reference \
   learned_determinism reuse_queue fifo_queue pools determinism)

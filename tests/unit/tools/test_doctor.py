@@ -2,10 +2,6 @@
 
 import json
 import logging
-import os
-import shutil
-import signal
-import subprocess
 import sys
 import threading
 from contextlib import contextmanager
@@ -15,36 +11,15 @@ from pathlib import Path
 
 import pytest
 
-import statecache
 from statecache.engine.seams import Seam, check
 from statecache.errors import SeamError
 from statecache.tools.doctor_server import look_at_server
+from support.doctored import doctor, findings, planted
 from support.replay_support import assert_one_line, run
 
-INSTALLED = Path(statecache.__file__).parent
 WITHOUT_ENGINE = pytest.mark.skipif(
     any(find_spec(name) for name in ("sglang", "vllm")), reason="an engine is installed here"
 )
-
-
-def doctor(*arguments: object, path: Path | None = None, **variables: str):
-    """Run it; `path` is searched for modules before what is installed."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("STATECACHE_")}
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "statecache", "doctor", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**environment, "PYTHONPATH": str(path or ""), **variables},
-    )
-
-
-def findings(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str]]:
-    """The last finding about each thing."""
-    report = json.loads(done.stdout)
-    assert report["schema"] == "statecache.doctor/1"
-    assert report["works"] == (done.returncode == 0)
-    return {finding["about"]: (finding["level"], finding["text"]) for finding in report["findings"]}
 
 
 def test_without_an_engine_it_would_not_work_and_the_reason_is_said() -> None:
@@ -64,58 +39,6 @@ def test_what_was_built_is_said() -> None:
     level, text = findings(done)["checkpoints"]
     assert level == "ok"
     assert text.startswith("copies of the checkpoint pool work on torch 2.")
-
-
-def planted(folder: Path, broken: str, content: bytes | None) -> Path:
-    """A copy of the package in which one extension module is something else, or not there."""
-    copy = folder / "statecache"
-    shutil.copytree(INSTALLED, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    (found,) = copy.glob(f"{broken}.*.so")
-    if content:
-        found.write_bytes(content)
-    else:
-        found.unlink()
-    return folder
-
-
-def test_a_broken_index_is_found_without_a_traceback(tmp_path: Path) -> None:
-    path = planted(tmp_path, "_index", b"no library")
-    done = doctor(path=path)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stdout + done.stderr
-    (line,) = [printed for printed in done.stdout.splitlines() if " index " in printed]
-    assert line.startswith("PROBLEM index       the native index does not load: ImportError: ")
-    assert line.endswith(": reinstall statecache with pip in this Python")
-
-
-def test_any_other_command_on_a_broken_index_is_one_line(tmp_path: Path) -> None:
-    path = planted(tmp_path, "_index", b"no library")
-    command = [sys.executable, "-P", "-m", "statecache", "--version"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(path)}
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("statecache: statecache was installed without its native index")
-    assert done.stderr.endswith(" (statecache doctor says more)\n")
-
-
-def test_copies_that_do_not_load_are_a_problem(tmp_path: Path) -> None:
-    done = doctor("--json", "-", path=planted(tmp_path, "_checkpoint_ops", b"no library"))
-    level, text = findings(done)["checkpoints"]
-    assert level == "problem"
-    assert "are installed but do not load" in text
-
-
-def test_an_index_that_crashes_is_named_with_the_signal(tmp_path: Path) -> None:
-    """An extension built for another Python may take its process down: not the doctor's."""
-    copy = tmp_path / "statecache"
-    shutil.copytree(INSTALLED, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    child = copy / "tools" / "doctor_child.py"
-    crash = 'if what == "index":\n        os.kill(os.getpid(), 11)\n    out = os.dup(1)'
-    child.write_text(child.read_text().replace("out = os.dup(1)", crash))
-    level, text = findings(doctor("--json", "-", path=tmp_path))["index"]
-    assert level == "problem"
-    assert f"crashed with signal {int(signal.SIGSEGV)} " in text
 
 
 ENGINE = """
