@@ -47,7 +47,7 @@ class Logged:
 
 tree = PrefixTree.of(read_trace(sys.argv[1]))
 index = Logged()
-play(make_schedule(tree, kv_timeline(tree, 2_000_000), "dense"), index, 24, learns=True)
+play(make_schedule(tree, kv_timeline(tree, 2_000_000), "dense"), index, 24)
 for state in sorted(s for s in range(len(tree.parents)) if s in index._index):
     print(state, index.rank(state).hex())
 """
