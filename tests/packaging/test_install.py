@@ -17,8 +17,15 @@ ROOT = Path(__file__).parents[2]
 
 
 def pip(python: Path | str, *args: str, cwd: Path | None = None) -> str:
+    """Run pip as a user does who has set none of this project's variables."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("STATECACHE_")}
     done = subprocess.run(
-        [str(python), "-m", "pip", *args], cwd=cwd, capture_output=True, text=True, check=False
+        [str(python), "-m", "pip", *args],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -169,7 +169,7 @@ def test_make_test_runs_all_groups_and_keeps_the_status(tmp_path: Path) -> None:
     (reports / "bad.passed").touch()
     groups = "bad without good"
     done = subprocess.run(
-        ["make", "test", f"GROUPS={groups}", f"REPORTS={reports}"],
+        ["make", "--no-print-directory", "test", f"GROUPS={groups}", f"REPORTS={reports}"],
         cwd=ROOT,
         env={**os.environ, "MAKEFILES": str(tmp_path / "groups.mk"), "MAKEFLAGS": ""},
         capture_output=True,

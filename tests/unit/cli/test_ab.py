@@ -182,13 +182,13 @@ BAD = {
     "no kv": (["--arm", "a:engine=vllm"], "arm a: kv_tokens must be 512 or more here"),
     "blocks": (["--arm", "a:engine=vllm,kv_tokens=512,state_blocks=2"], "takes 3 blocks in vllm"),
     "part": (
-        ["--arm", "a:pool=shared,policy=stock,kv_tokens=512,state_blocks=1.5"],
+        ["--arm", "a:pool=shared,policy=fifo,kv_tokens=512,state_blocks=1.5"],
         "arm a: state_blocks 1.5 is no whole number",
     ),
     "slots": (["--arm", f"a:slots={2**64}"], f"a: slots {2**64} must be above 0 and below"),
     "int8 slots": (["--arm", "a:pool=int8,int8_ratio=1e14"], "256 slots hold too many int8 states"),
     "pool size": (
-        ["--arm", f"a:pool=shared,policy=stock,kv_tokens={2**40}"],
+        ["--arm", f"a:pool=shared,policy=fifo,kv_tokens={2**40}"],
         "blocks are too many: give 10000000 at most",
     ),
     "cost": (["--arm", "a:cost=0,0"], "arm a: cost cannot be '0,0'"),
