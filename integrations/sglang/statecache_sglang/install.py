@@ -47,10 +47,12 @@ def install(settings: Settings) -> Installed:
     version = seams.engine_version()
     patch_set = PatchSet([row for row in rows if row.applies_to(version)])
     patch_set.install()
+    cost = settings.cost_model()
     _log.info(
         "statecache: policy %s, cost %r,%r, SGLang %s",
         "none (dry run)" if settings.dry_run else settings.policy,
-        *settings.cost,
+        cost.linear,
+        cost.quadratic,
         version,
     )
     return Installed(settings, patch_set)

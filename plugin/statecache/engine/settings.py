@@ -135,18 +135,16 @@ _OLD_FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
 _RENAMED = {"int8_slots": "checkpoint_slots", "block_order": "block_policy"}
 
 
-def _default_coefficients() -> tuple[float, float]:
-    model = default_cost()
-    return model.linear, model.quadratic
-
-
 class Settings(msgspec.Struct, frozen=True):
-    """The settings in force. Build them with `from_given` or `from_environment`."""
+    """The settings in force. Build them with `from_given` or `from_environment`.
+
+    A `cost` of None is the default of the native index, which need not be there yet.
+    """
 
     kv_cache_plugin: str | None = None
     policy: str = DEFAULT
     admission: str = "engine"
-    cost: tuple[float, float] = msgspec.field(default_factory=_default_coefficients)
+    cost: tuple[float, float] | None = None
     strict: bool = False
     block_policy: str = "reuse"
     checkpoints: str | None = None
@@ -217,7 +215,7 @@ class Settings(msgspec.Struct, frozen=True):
         """Return the cost model these settings ask for."""
         from statecache import CostModel
 
-        return CostModel(*self.cost)
+        return default_cost() if self.cost is None else CostModel(*self.cost)
 
 
 def add_flags(parser: argparse.ArgumentParser, engine: EngineSpec | None = None) -> None:

@@ -188,7 +188,9 @@ def test_settings_of_a_later_engine_take_the_place_of_the_earlier_ones():
     for carried, also in (("", ""), ('{"cost":"1,2"}', ',"cost":"1.0,2.0"')):
         done = in_a_fresh_process(code, STATECACHE_CONFIG=carried)
         assert done.returncode == 0, done.stderr
-        first = '{"kv_cache_plugin":"statecache"' + also + ',"int8":true,"int8_slots":8}'
+        first = (
+            '{"kv_cache_plugin":"statecache"' + also + ',"checkpoints":"int8","checkpoint_slots":8}'
+        )
         second = '{"kv_cache_plugin":"statecache","policy":"lru"' + also + "}"
         assert done.stdout.splitlines()[-4:] == [first, first, second, second]
 
@@ -285,4 +287,6 @@ def test_a_setting_of_the_other_engine_stops_with_one_line():
     """
     done = in_a_fresh_process(code, STATECACHE_CONFIG=config)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == ("statecache: --statecache-block-order is for vllm only")
+    assert done.stderr.splitlines()[-1] == (
+        "statecache: --statecache-block-policy is for vllm only"
+    )

@@ -74,7 +74,7 @@ def test_an_aborted_chunked_prefill_gives_everything_back(model, plugin):
     for kept in (
         scheduler_side.stores.requests,
         scheduler_side.lookup.planned,
-        scheduler_side._hit,
+        scheduler_side.lookup._hit,
         scheduler_side.report._found,
     ):
         assert not kept

@@ -245,7 +245,7 @@ def test_a_request_aborted_in_a_step_leaves_its_stored_state(model):
     run.finish()
     assert run.pool.get_num_free_blocks() == 99
     run.scheduler_side.checkpoints.check()
-    assert run.scheduler_side.stores.requests == run.scheduler_side._hit == {}
+    assert run.scheduler_side.stores.requests == run.scheduler_side.lookup._hit == {}
     without_states(run)
     assert run.ask(prompt) == 288
 

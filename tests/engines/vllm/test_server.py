@@ -93,7 +93,7 @@ def test_a_server_with_the_plugin_serves_what_it_served_before(model, tmp_path):
     assert [cached for cached, _ in answers[:2]] == [0, 256]
     assert texts(answers) == alone
     log = (tmp_path / "log").read_text()
-    assert "block order reuse" in log
+    assert "block policy reuse" in log
     assert "8 native checkpoints" in log
     assert "each 3 slots of the pool" in log  # one in each group of state layers
     assert "smallest prefix that can be reused is 32 tokens" in log

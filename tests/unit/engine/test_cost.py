@@ -15,7 +15,7 @@ def coefficients(model: CostModel) -> tuple[float, float]:
 def test_there_is_one_default() -> None:
     native = coefficients(default_cost())
     assert native == (ReferenceCost().linear, ReferenceCost().quadratic)
-    assert Settings.from_given({}, {}).cost == native
+    assert coefficients(Settings.from_given({}, {}).cost_model()) == native
 
 
 def test_the_default_reads_as_documented() -> None:

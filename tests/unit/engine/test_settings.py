@@ -8,6 +8,7 @@ import re
 import msgspec
 import pytest
 
+from statecache.engine.cost import cost_text
 from statecache.engine.settings import (
     FIELDS,
     OPTIONAL,
@@ -66,7 +67,7 @@ def test_nothing_given_is_off():
 
 def test_defaults_are_those_of_the_design():
     settings = Settings.from_given(ON, {})
-    assert (settings.policy, settings.cost) == ("gds", (1.862e-5, 3.33e-6))
+    assert (settings.policy, cost_text(settings.cost_model())) == ("gds", "1.862e-5,3.33e-6")
     assert (settings.checkpoints, settings.checkpoint_slots) == (None, None)
     assert (settings.block_policy, settings.strict) == ("reuse", False)
     assert settings.checkpoint_interval is None
