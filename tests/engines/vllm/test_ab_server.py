@@ -57,8 +57,8 @@ def test_two_servers_are_asked_in_turn_and_end(model, tmp_path, monkeypatch):
             )
         assert run.times.itl_p50_ms > 0
         check_measured(run, run.hit_tokens)
-    assert "block order reuse" in (tmp_path / "server-on.log").read_text()
-    assert "block order reuse" not in (tmp_path / "server-off.log").read_text()
+    assert "block policy reuse" in (tmp_path / "server-on.log").read_text()
+    assert "block policy reuse" not in (tmp_path / "server-off.log").read_text()
 
 
 def check_measured(run, hit_tokens):
