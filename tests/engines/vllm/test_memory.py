@@ -51,9 +51,9 @@ def test_what_is_left_for_blocks(given, left):
 def test_more_slots_than_memory_stop_with_the_numbers_and_the_flag(given, need):
     with pytest.raises(SystemExit) as e:
         set_aside(settings(**given), SPECS, need - 1)
-    flag, mode = ("int8-slots", "int8") if "int8" in given else ("checkpoint-slots", "native")
+    mode = given["checkpoints"]
     assert str(e.value) == (
-        f"statecache: --statecache-{flag}: 5 {mode} checkpoints of {need // 5:,} bytes need"
+        f"statecache: --statecache-checkpoint-slots: 5 {mode} checkpoints of {need // 5:,} bytes need"
         f" {need:,} bytes, {need - 1:,} are there for blocks and checkpoints: give fewer"
     )
 

@@ -20,7 +20,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from statecache_vllm import adapter
+from statecache_vllm import adapter, prefill_chunks
 from statecache_vllm.seam_table import REPLACED, SEAMS
 
 POOL = {"checkpoints": "native", "checkpoint_slots": 16}
@@ -148,13 +148,15 @@ def test_what_is_put_into_a_class_that_was_replaced_brings_vllms_own_back(
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_another_plugin_around_the_split_of_prompts_is_called_too(monkeypatch, model, order):
+def test_another_plugin_around_the_split_of_prompts_is_called_too(
+    monkeypatch, request, model, order
+):
     """Chunks end every 64 tokens by ours; the other one sees each of them."""
     name = "_mamba_block_aligned_split"
+    prefill_chunks._END_PREFILL_CHUNK.remove()  # an engine before this one may have put it there
+    request.addfinalizer(prefill_chunks._END_PREFILL_CHUNK.remove)
     own = inspect.unwrap(getattr(Scheduler, name))
     monkeypatch.setattr(Scheduler, name, own)
-    monkeypatch.setattr(Scheduler, "_statecache", True, raising=False)
-    monkeypatch.delattr(Scheduler, "_statecache")
     if order == "before":
         seen = put_theirs(monkeypatch, Scheduler, name)
     run = Run(model, blocks=100, plugin={"checkpoint_interval": 64})
