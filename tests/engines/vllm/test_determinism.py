@@ -10,7 +10,7 @@ KINDS = ("stock", "reuse", "pool")
 
 
 def test_block_and_slot_logs_are_identical_whatever_the_hash_seed(model):
-    """Each block policy and the checkpoint pool; 1,000 requests that come eight a step, and more."""
+    """Each block policy and the checkpoint pool; 1,000 requests, eight a step, and more."""
     running = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", SCRIPT, model, *KINDS],

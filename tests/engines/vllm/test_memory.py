@@ -53,8 +53,8 @@ def test_more_slots_than_memory_stop_with_the_numbers_and_the_flag(given, need):
         set_aside(settings(**given), SPECS, need - 1)
     mode = given["checkpoints"]
     assert str(e.value) == (
-        f"statecache: --statecache-checkpoint-slots: 5 {mode} checkpoints of {need // 5:,} bytes need"
-        f" {need:,} bytes, {need - 1:,} are there for blocks and checkpoints: give fewer"
+        f"statecache: --statecache-checkpoint-slots: 5 {mode} checkpoints of {need // 5:,} bytes"
+        f" need {need:,} bytes, {need - 1:,} are there for blocks and checkpoints: give fewer"
     )
 
 
