@@ -12,8 +12,7 @@ from statecache.engine.settings import Settings
 from statecache.errors import SettingsError
 from statecache.index.policies import find_policy
 from statecache.trace.record_file import check_record_file
-from statecache_vllm import seam_table, seams
-from statecache_vllm import unsupported as refusals
+from statecache_vllm import seam_table, seams, unsupported
 from statecache_vllm.checkpoint_memory import check_slots
 from statecache_vllm.prefill_chunks import check_interval
 from statecache_vllm.views import EngineArgs, VllmConfig
@@ -41,7 +40,7 @@ def configure(
             f"--statecache-policy {settings.policy} needs --statecache-checkpoints: it rules the"
             " slots of that pool (the blocks have --statecache-block-policy)"
         )
-    refusals.refuse(engine_args, pool=in_force.checkpoints is not None)
+    unsupported.refuse(engine_args, pool=in_force.checkpoints is not None)
     if engine_args.block_size is not None:
         # The block can only become a multiple of this one, in processes that start later.
         check_interval(in_force, engine_args.block_size)
@@ -49,7 +48,7 @@ def configure(
     if not config.model_config.is_hybrid:
         _log.warning("statecache: this model caches no recurrent states; nothing was changed")
         return create()
-    refusals.refuse_config(config)
+    unsupported.refuse_config(config)
     check_slots(in_force, config)
     _check(config)
     _log.info(
@@ -98,4 +97,4 @@ def check_seams(settings: Settings) -> None:
 def _check(config: VllmConfig) -> None:
     mode = config.cache_config.mamba_cache_mode
     if not config.cache_config.enable_prefix_caching or mode != "align":
-        raise refusals.not_supported(f"prefix caching of states in mode '{mode}'")
+        raise unsupported.not_supported(f"prefix caching of states in mode '{mode}'")

@@ -16,8 +16,7 @@ from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from statecache.engine.seams import Seam, probe
 from statecache.engine.settings import Settings
 from statecache.errors import SeamError, SettingsError
-from statecache_vllm import adapter, seam_table, seams
-from statecache_vllm import unsupported as refusals
+from statecache_vllm import adapter, seam_table, seams, unsupported
 from statecache_vllm.install import check_seams
 from statecache_vllm.seam_table import SEAMS, TESTED, VIEWS
 from statecache_vllm.unsupported import REFUSED
@@ -214,12 +213,12 @@ def test_which_other_connectors_a_hybrid_model_would_take(connector, takes_group
 
 
 def test_nothing_is_refused_by_default(model):
-    refusals.refuse(EngineArgs(model=str(model)), pool=True)
+    unsupported.refuse(EngineArgs(model=str(model)), pool=True)
     with pytest.raises(SettingsError, match="nothing would be cached"):
-        refusals.refuse(EngineArgs(model=str(model), enable_prefix_caching=False), pool=False)
+        unsupported.refuse(EngineArgs(model=str(model), enable_prefix_caching=False), pool=False)
     with pytest.raises(SettingsError, match="--worker-cls beside a checkpoint pool"):
-        refusals.refuse(EngineArgs(model=str(model), worker_cls="mine.Worker"), pool=True)
-    refusals.refuse(EngineArgs(model=str(model), worker_cls="mine.Worker"), pool=False)
+        unsupported.refuse(EngineArgs(model=str(model), worker_cls="mine.Worker"), pool=True)
+    unsupported.refuse(EngineArgs(model=str(model), worker_cls="mine.Worker"), pool=False)
 
 
 def test_a_key_is_a_hash_and_its_group():
