@@ -25,12 +25,15 @@ __all__ = [
 ]
 
 
-def new_queue(settings: Settings, index: BlockHashIndex, layout: CacheLayout) -> BlockQueue:
-    """Return the empty queue of the block policy."""
-    if settings.block_policy == "reuse":
-        attention = layout.attention_groups
-        return ReuseQueue(index, seams.key_of(b"", attention[0]) if attention else b"")
-    return FifoQueue(index)
+def new_queue(
+    settings: Settings, index: BlockHashIndex, layout: CacheLayout
+) -> tuple[BlockQueue, ProtectedRequests | None]:
+    """Return the empty queue of the block policy, and what tells it of requests if it listens."""
+    if settings.block_policy != "reuse":
+        return FifoQueue(index), None
+    attention = layout.attention_groups
+    queue = ReuseQueue(index, seams.key_of(b"", attention[0]) if attention else b"")
+    return queue, ProtectedRequests(queue, layout)
 
 
 class GuardedQueue:
@@ -127,7 +130,8 @@ class ProtectedRequests:
     Their blocks are protected: they go after those on probation, which were used by one request.
     """
 
-    def __init__(self, layout: CacheLayout) -> None:
+    def __init__(self, queue: ReuseQueue, layout: CacheLayout) -> None:
+        self._queue = queue
         self._layout = layout
         self._protected, self._looked_up = set[str](), set[str]()
 
@@ -136,17 +140,17 @@ class ProtectedRequests:
         """The names of all requests something is held of."""
         return self._protected | self._looked_up
 
-    def looked_up(self, queue: ReuseQueue, request: Request, found: FoundBlocks) -> None:
+    def looked_up(self, request: Request, found: FoundBlocks) -> None:
         """Tell the queue, once a request, which blocks it would have used; note if it resumes."""
         name, (_, hit, resident) = request.request_id, found
         block = self._layout.block_tokens
         if name not in self._looked_up:
             self._looked_up.add(name)
             missing: Sequence[bytes] = ()
-            if queue.watches:
+            if self._queue.watches:
                 step = self._layout.hashes_per_block
                 missing = request.block_hashes[(max(hit, resident) // block + 1) * step - 1 :: step]
-            queue.looked_up(missing)
+            self._queue.looked_up(missing)
         if hit and 4 * (hit // block) >= 3 * (request.num_tokens // block):
             self._protected.add(name)
         else:
@@ -154,7 +158,6 @@ class ProtectedRequests:
 
     def allocate_slots(
         self,
-        queue: ReuseQueue,
         original: Callable[..., Any],
         request: Request,
         *args: object,
@@ -163,11 +166,11 @@ class ProtectedRequests:
         """Around `KVCacheManager.allocate_slots`: the queue hears whose blocks are protected."""
         if request.request_id not in self._protected:
             return original(request, *args, **kwargs)
-        queue.start_protected = True
+        self._queue.start_protected = True
         try:
             return original(request, *args, **kwargs)
         finally:
-            queue.start_protected = False
+            self._queue.start_protected = False
 
     def finished(self, name: str) -> None:
         """Forget a request."""

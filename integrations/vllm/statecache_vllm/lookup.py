@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from statecache._blocks import ReuseQueue
 from statecache.engine.faults import guarded
 from statecache.engine.settings import Settings
 from statecache.index.policies import find_policy
@@ -32,7 +31,8 @@ class Lookup:
     """Lookups and admissions of one scheduler, and the restores planned in them.
 
     `planned` holds, for a request that was looked up, the state it is to resume from; `restores`
-    those of the requests admitted since the last step.
+    those of the requests admitted since the last step. `protected` is there where the block queue
+    listens to requests.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Lookup:
         report: SchedulerReport,
     ) -> None:
         self.faults = parts.faults
-        self.protected = ProtectedRequests(layout)
+        self.protected: ProtectedRequests | None = None
         self.planned: dict[str, CheckpointCopy] = {}
         self.restores: list[CheckpointCopy] = []
         self._parts = parts
@@ -54,6 +54,12 @@ class Lookup:
         self._follows_prompts = find_policy(settings.policy).needs_prompts
         self._resident: dict[str, int] = {}  # tokens of a request whose KV was there
         self._hit: dict[str, int] = {}  # states that served a lookup from their blocks
+
+    @property
+    def known(self) -> set[str]:
+        """The names of all requests something is held of."""
+        protected = set[str]() if self.protected is None else self.protected.known
+        return protected.union(self.planned, self._resident, self._hit)
 
     def get_computed_blocks(
         self, original: Callable[[Request], FoundBlocks], request: Request
@@ -70,8 +76,8 @@ class Lookup:
             return found
         if self._parts.checkpoints is not None:
             found = self._find_in_checkpoints(self._parts.checkpoints, request, found)
-        if isinstance(self._parts.queue, ReuseQueue):
-            self._learn(self._parts.queue, request, found)
+        if self.protected is not None and self._parts.queue is not None:
+            self._learn(self.protected, request, found)
         return found
 
     def _find_in_vllms_map(
@@ -90,8 +96,8 @@ class Lookup:
         self._parts.hand_over_queue()
 
     @guarded(_hand_over_queue)
-    def _learn(self, queue: ReuseQueue, request: Request, found: FoundBlocks) -> None:
-        self.protected.looked_up(queue, request, found)
+    def _learn(self, protected: ProtectedRequests, request: Request, found: FoundBlocks) -> None:
+        protected.looked_up(request, found)
 
     def _find_no_checkpoint(
         self, _: CheckpointManager, request: Request, found: FoundBlocks
@@ -213,7 +219,8 @@ class Lookup:
         self.planned.pop(name, None)
         self._resident.pop(name, None)
         self._hit.pop(name, None)
-        self.protected.finished(name)
+        if self.protected is not None:
+            self.protected.finished(name)
 
     def forget(self) -> None:
         """Forget what was found: no checkpoint is there any more."""

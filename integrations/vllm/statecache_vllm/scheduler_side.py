@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Sequence
 
-from statecache._blocks import BlockHashIndex, BlockQueue, ReuseQueue
+from statecache._blocks import BlockHashIndex, BlockQueue
 from statecache.engine.patching import Patch, PatchSet, detect_overrides
 from statecache.engine.settings import Settings
 from statecache.errors import exit_engine
@@ -99,7 +98,7 @@ class SchedulerSide:
         """Fill our queue from vLLM's and add to `rows` what puts it in the place of that one."""
         parts, pool = self.parts, self.parts.pool
         parts.block_index = BlockHashIndex(pool.blocks)
-        queue = new_queue(self._settings, parts.block_index, self.layout)
+        queue, protected = new_queue(self._settings, parts.block_index, self.layout)
         changes = PoolChanges(parts, self.layout, queue, self.forget)
         if self._slots:
             parts.checkpoints = CheckpointManager(
@@ -115,9 +114,9 @@ class SchedulerSide:
             patches.RESET_PREFIX_CACHE.on(pool).wrapped_by(changes.reset_prefix_cache),
             patches.EVICT_BLOCKS.on(pool).wrapped_by(changes.evict_blocks),
         ]
-        if isinstance(queue, ReuseQueue):
-            allocate_slots = functools.partial(self.lookup.protected.allocate_slots, queue)
-            rows.append(patches.ALLOCATE_SLOTS.on(manager).wrapped_by(allocate_slots))
+        self.lookup.protected = protected
+        if protected is not None:
+            rows.append(patches.ALLOCATE_SLOTS.on(manager).wrapped_by(protected.allocate_slots))
         parts.take_blocks(queue, detect_overrides(s.target for s in REPLACED if s.replaced))
 
     def _say_what_is_in_force(self) -> None:

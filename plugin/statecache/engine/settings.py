@@ -18,8 +18,8 @@ from statecache.engine.cost import cost_text, default_cost, parse_cost
 from statecache.engine.settings_aliases import OLD_NAMES, CarriedSettings, with_new_names
 from statecache.engine.settings_schema import (
     ADMISSIONS,
-    BLOCK_POLICIES,
     CHECKPOINTS,
+    ENGINE_BLOCK_POLICIES,
     FIELDS,
     PLUGINS,
     RawSettings,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADMISSIONS",
-    "BLOCK_POLICIES",
+    "ENGINE_BLOCK_POLICIES",
     "CHECKPOINTS",
     "CONFIG_VARIABLE",
     "FIELDS",
@@ -94,7 +94,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "block_policy": {
         "metavar": "NAME",
         "help": "which cached block to drop first where KV and states share one pool: "
-        f"{', '.join(BLOCK_POLICIES)} (default: reuse)",
+        f"{', '.join(ENGINE_BLOCK_POLICIES)} (default: reuse)",
     },
     "checkpoints": {
         "metavar": "MODE",

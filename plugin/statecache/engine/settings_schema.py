@@ -18,7 +18,7 @@ from statecache.index.policies import ENGINE, policy_names
 
 __all__ = [
     "ADMISSIONS",
-    "BLOCK_POLICIES",
+    "ENGINE_BLOCK_POLICIES",
     "CHECKPOINTS",
     "FIELDS",
     "PLUGINS",
@@ -32,7 +32,7 @@ __all__ = [
 
 PLUGINS = ("statecache",)
 ADMISSIONS = admission_names(SERVER)
-BLOCK_POLICIES = ("reuse", "stock")
+ENGINE_BLOCK_POLICIES = ("reuse", "stock")  # that of the replay's table, and the engine's own
 CHECKPOINTS = tuple(FORMATS)
 
 
@@ -66,14 +66,14 @@ _SWITCHES = ("int8", "strict", "dry_run")
 _CHOICES = {
     "kv_cache_plugin": PLUGINS,
     "admission": ADMISSIONS,
-    "block_policy": BLOCK_POLICIES,
+    "block_policy": ENGINE_BLOCK_POLICIES,
     "checkpoints": CHECKPOINTS,
 }
 # Values that there were, and what to do instead.
 _GONE = {
     ("block_policy", "gds"): (
         "it lost to every other one in all that was measured (docs/tuning.md): use"
-        f" {' or '.join(BLOCK_POLICIES)}"
+        f" {' or '.join(ENGINE_BLOCK_POLICIES)}"
     )
 }
 _MOST = 10**9

@@ -17,19 +17,19 @@ def decisions(model, monkeypatch, ranks):
     bind(monkeypatch, ranks)
     with run(model, blocks=40, tensor_parallel_size=ranks, plugin=POOL) as engine:
         checkpoints, pool = engine.scheduler_side.checkpoints, engine.pool
-        told, take = checkpoints._told, pool.get_new_blocks
+        heard, take = checkpoints._on_change, pool.get_new_blocks
 
-        def tell(block_hash, resident):
+        def hear(block_hash, resident):
             depth = checkpoints.tree.depth_of(checkpoints.tree.find(block_hash))
             log.append(("slot", depth, resident))
-            told(block_hash, resident)
+            heard(block_hash, resident)
 
         def get_new_blocks(count):
             blocks = take(count)
             log.append(("blocks", *(block.block_id for block in blocks)))
             return blocks
 
-        checkpoints._told, pool.get_new_blocks = tell, get_new_blocks
+        checkpoints._on_change, pool.get_new_blocks = hear, get_new_blocks
         answers = engine.ask(PROMPTS)
         drop_state_blocks(engine)
         answers += engine.ask(PROMPTS[-2:])

@@ -34,7 +34,7 @@ def test_no_block_is_lost_or_doubled(model, share, plugin):
         assert run.shadow.resumed > 0
         assert run.scheduler_side.faults.anomalies == 0
         assert run.scheduler_side.stores.requests == {}
-        assert run.scheduler_side.lookup.protected.known == set()
+        assert run.scheduler_side.lookup.known == set()
         assert run.pool.get_num_free_blocks() == 69
         assert run.scheduler.kv_cache_manager.reset_prefix_cache()
         run.check()

@@ -32,12 +32,7 @@ def check(run: Run) -> None:
     assert scheduler_side.queue is not None
     running = set(run.scheduler.requests)
     assert set(scheduler_side.stores.requests) == running
-    for known in (
-        scheduler_side.lookup.protected.known,
-        scheduler_side.lookup.planned,
-        scheduler_side.lookup._hit,
-    ):
-        assert set(known) <= running
+    assert scheduler_side.lookup.known <= running
     assert set(scheduler_side.report._found) <= running
     keys = {block.block_hash for block in pool.blocks} - {None}
     keys |= {key for several in pool.cached_block_hashes_by_block.values() for key in several}

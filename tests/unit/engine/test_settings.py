@@ -10,6 +10,7 @@ import pytest
 
 from statecache.engine.cost import cost_text
 from statecache.engine.settings import (
+    ENGINE_BLOCK_POLICIES,
     FIELDS,
     OPTIONAL,
     Settings,
@@ -20,6 +21,7 @@ from statecache.engine.settings import (
 from statecache.engine.spec import EngineSpec, engines
 from statecache.errors import SettingsError
 from statecache.index import policies
+from statecache.replay.block_policies import block_policy_names
 
 KNOWN_POLICIES = " or ".join(policies.policy_names(policies.ENGINE))
 ENGINE = EngineSpec(
@@ -375,3 +377,8 @@ def test_an_old_switch_that_is_off_takes_back_what_the_environment_says():
     environment = {"STATECACHE_CONFIG": '{"kv_cache_plugin":"statecache","int8":true}'}
     assert Settings.from_environment(environment).checkpoints == "int8"
     assert Settings.from_given({"int8": False}, environment).checkpoints is None
+
+
+def test_an_engine_takes_a_block_policy_of_the_replay_or_its_own():
+    known = {*block_policy_names(), "stock"}
+    assert set(ENGINE_BLOCK_POLICIES) <= known
