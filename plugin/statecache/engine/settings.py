@@ -58,6 +58,7 @@ OPTIONAL = ("block_policy", "checkpoint_interval")
 # What changes an engine.
 _NOT_IN_A_DRY_RUN = (
     "admission",
+    "wait_for_head",
     "block_policy",
     "checkpoints",
     "checkpoint_slots",
@@ -81,6 +82,11 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "help": "which states to cache: engine (where the engine does, the default), branch-points "
         "(prompt ends, and where the cached KV of a prompt ended), dense (also one every so many "
         "tokens, where the engine lets the plugin choose)",
+    },
+    "wait_for_head": {
+        "metavar": "on|off",
+        "help": "have a queued request wait, once, for the state of tokens that it shares with one "
+        "that is being computed, where that costs less than computing them again (default: on)",
     },
     "cost": {
         "metavar": "LINEAR,QUADRATIC",
@@ -144,6 +150,7 @@ class Settings(msgspec.Struct, frozen=True):
     kv_cache_plugin: str | None = None
     policy: str = DEFAULT
     admission: str = "engine"
+    wait_for_head: str = "on"
     cost: tuple[float, float] | None = None
     strict: bool = False
     block_policy: str = "reuse"
@@ -165,7 +172,7 @@ class Settings(msgspec.Struct, frozen=True):
         """What of these settings changes the engine: under a dry run nothing."""
         if not self.dry_run:
             return self
-        nothing = Settings(block_policy="stock")
+        nothing = Settings(block_policy="stock", wait_for_head="off")
         off = {name: getattr(nothing, name) for name in _NOT_IN_A_DRY_RUN}
         return msgspec.structs.replace(self, **off)
 

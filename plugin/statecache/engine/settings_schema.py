@@ -34,6 +34,7 @@ PLUGINS = ("statecache",)
 ADMISSIONS = admission_names(SERVER)
 ENGINE_BLOCK_POLICIES = ("reuse", "stock")  # that of the replay's table, and the engine's own
 CHECKPOINTS = tuple(FORMATS)
+ON_OFF = ("on", "off")
 
 
 class RawSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -42,6 +43,7 @@ class RawSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     kv_cache_plugin: str | None = None
     policy: str | None = None
     admission: str | None = None
+    wait_for_head: str | None = None
     cost: str | None = None
     strict: bool | None = None
     block_policy: str | None = None
@@ -68,6 +70,7 @@ _CHOICES = {
     "admission": ADMISSIONS,
     "block_policy": ENGINE_BLOCK_POLICIES,
     "checkpoints": CHECKPOINTS,
+    "wait_for_head": ON_OFF,
 }
 # Values that there were, and what to do instead.
 _GONE = {

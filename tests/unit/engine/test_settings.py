@@ -72,7 +72,7 @@ def test_defaults_are_those_of_the_design():
     assert (settings.policy, cost_text(settings.cost_model())) == ("gds", "1.862e-5,3.33e-6")
     assert (settings.checkpoints, settings.checkpoint_slots) == (None, None)
     assert (settings.block_policy, settings.strict) == ("reuse", False)
-    assert settings.checkpoint_interval is None
+    assert (settings.checkpoint_interval, settings.wait_for_head) == (None, "on")
     assert settings.given == ("kv_cache_plugin",)
 
 
@@ -81,6 +81,7 @@ def test_flags_are_named_as_documented():
         "--kv-cache-plugin",
         "--statecache-policy",
         "--statecache-admission",
+        "--statecache-wait-for-head",
         "--statecache-cost",
         "--statecache-strict",
         "--statecache-block-policy",
@@ -95,7 +96,7 @@ def test_flags_are_named_as_documented():
 
 def test_every_flag_reaches_its_setting():
     words = "--kv-cache-plugin statecache --statecache-policy lru --statecache-cost 2,0.5"
-    words += " --statecache-admission dense"
+    words += " --statecache-admission dense --statecache-wait-for-head off"
     words += " --statecache-checkpoints int8 --statecache-checkpoint-slots 7 --statecache-strict"
     words += " --statecache-block-policy stock"
     words += " --statecache-checkpoint-interval 512"
@@ -105,6 +106,7 @@ def test_every_flag_reaches_its_setting():
         kv_cache_plugin="statecache",
         policy="lru",
         admission="dense",
+        wait_for_head="off",
         cost=(2.0, 0.5),
         strict=True,
         block_policy="stock",
@@ -209,6 +211,10 @@ def test_strict_from_its_own_variable(text, strict):
         ({**ON, "cost": "nan,1"}, "must be finite numbers"),
         ({**ON, "cost": "0,0"}, "cost coefficients must not both be 0"),
         ({**ON, "cost": "-1,0"}, "cost coefficients must not be negative"),
+        (
+            {**ON, "wait_for_head": "true"},
+            "--statecache-wait-for-head cannot be 'true': use on or off",
+        ),
         ({**ON, "admission": "x"}, "--statecache-admission cannot be 'x': use engine or branch-"),
         ({**ON, "int8": True, "int8_slots": 0}, "--statecache-int8-slots cannot be '0'"),
         (
@@ -314,6 +320,7 @@ def test_under_a_dry_run_nothing_that_changes_an_engine_is_in_force():
     in_force = dry.in_force
     assert (in_force.checkpoints, in_force.checkpoint_slots) == (None, None)
     assert (in_force.block_policy, in_force.checkpoint_interval) == ("stock", None)
+    assert in_force.wait_for_head == "off"
     assert (in_force.record, in_force.dry_run) == ("file", True)
     assert (dry.checkpoint_slots, dry.checkpoints) == (7, "int8")
     assert dry.left_out == (
