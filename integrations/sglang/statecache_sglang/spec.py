@@ -9,6 +9,8 @@ from statecache_sglang.seams import engine_version
 
 __all__ = ["SPEC"]
 
+_CAPS = (1, 3, 8)
+
 SPEC = EngineSpec(
     name="sglang",
     title="SGLang",
@@ -44,9 +46,13 @@ SPEC = EngineSpec(
     cache_driver="statecache_sglang.bench.cache_driver",
     arms={
         "native": ("stock", "lru", "gds", "learned"),
-        "int8": ("lru", "gds", "learned"),
+        "int8": ("stock", "lru", "gds", "learned"),  # stock: --enable-int8-mamba-checkpoint
     },
     arm_admissions=("dense", "ends", "aligned"),
+    arm_keys=("states_per_path",),
+    # With --mamba-max-states-per-path, which agentic recipes set, and with its int8 pool too.
+    tuned={f"cap {states}": {"states_per_path": states} for states in _CAPS}
+    | {f"int8 cap {states}": {"pool": "int8", "states_per_path": states} for states in _CAPS},
     arms_note=(
         "SGLang keeps states in slots of their own, a tenth of the memory here, sets one every"
         " 8,192 tokens and at each prompt's end, and drops the KV of a leaf with its state."

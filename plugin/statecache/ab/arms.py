@@ -80,6 +80,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     keeps `slots_a_request` of them for itself. `kv_tokens` 0 is unlimited (core alone). `baseline`
     names the arm to compare with, by default the first. `python` starts the engine. `state_mib` is
     what a native state of your model takes (`statecache plan` says it), for the report alone.
+    `states_per_path` is the engine's own limit on the states from the root to a leaf, 0 for none.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     baseline: str | None = None
     python: str | None = None
     state_mib: float | None = None
+    states_per_path: int = 0
 
     def __post_init__(self) -> None:
         self._known("engine", arm_engines())
@@ -108,7 +110,12 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         self._known("policy", known)
         self._known("admission", admissions_of(self.engine, self.pool))
         self._above(0, "slots", "int8_ratio", "slots_a_request", "state_blocks")
-        self._above(-1, "running", "kv_tokens")
+        self._above(-1, "running", "kv_tokens", "states_per_path")
+        if self.states_per_path and "states_per_path" not in _keys_of(self.engine):
+            raise self.error(
+                f"engine {self.engine} has no limit on the states of a path:"
+                " leave states_per_path out"
+            )
         if self.state_mib is not None:
             self._above(0, "state_mib")
         if (self.state_slot_bytes or 0) >= _MOST_BYTES:
@@ -215,6 +222,10 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 raise self.error(
                     f"{field} {getattr(self, field)} must be above {bound} and below {_MOST}"
                 )
+
+
+def _keys_of(engine: str) -> tuple[str, ...]:
+    return () if engine == REPLAY else engines()[engine].arm_keys
 
 
 AnyArm = Arm | ServerArm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -12,11 +12,11 @@ from statecache.ab.trial import Cell
 from statecache.ab.workloads import Workload
 from statecache.engine.spec import engines as engine_specs
 from statecache.errors import SettingsError, escape_control_chars
-from statecache.index.policies import BASELINE, DEFAULT
+from statecache.index import policies
 from statecache.trace.format import BLOCK_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["EXPERIMENTS", "Experiment", "engines_of"]
 
@@ -25,7 +25,8 @@ class _Kind(NamedTuple):
     """What an experiment is: the pools an engine must have and must not have to be run on it.
 
     `axis` is that of its plot, `warm_up` the part of the requests that is not counted. With
-    `compares` it is for all its engines at once, and not for the replay.
+    `compares` it is for all its engines at once, and not for the replay; with `tuned` for engines
+    whose users tune them. `trace` says whether it plays a recorded one.
     """
 
     axis: str
@@ -33,6 +34,8 @@ class _Kind(NamedTuple):
     pools: frozenset[str] = frozenset({"native"})
     without: frozenset[str] = frozenset()
     compares: bool = False
+    tuned: bool = False
+    trace: Literal["must", "may", "none"] = "none"
     note: str = ""
 
 
@@ -52,7 +55,7 @@ EXPERIMENTS = {
         " the same, so no policy can gain here. KV holds one round of 768 prefixes: with more of it"
         " an engine with one pool would keep the states among the blocks and find them there too.",
     ),
-    "agent-traces": _Kind("state slots", 0.0, without=frozenset({"shared"})),
+    "agent-traces": _Kind("state slots", 0.0, without=frozenset({"shared"}), trace="must"),
     "one-pool": _Kind("blocks of the pool", 0.1, frozenset({"native", "int8", "shared"})),
     "engines": _Kind(
         "blocks of 512 tokens of memory in all",
@@ -61,10 +64,21 @@ EXPERIMENTS = {
         compares=True,
         note="The same bytes for all arms: a state takes as many as three blocks. By design",
     ),
+    "tuned": _Kind(
+        "state slots",
+        0.0,
+        frozenset({"native", "int8"}),
+        tuned=True,
+        trace="may",
+        note="The engine alone, alone as its users tune it, and with the plugin, in the same bytes;"
+        " KV is ample. 64 agent sessions of 40 turns, and with --trace the first 1,500 requests of"
+        " that.",
+    ),
 }
 _SESSIONS = (16, 24, 32, 40, 64)
 _PREFIXES = (128, 256, 384, 512, 640, 768)
 _TRACE_SLOTS = (32, 64, 128, 256, 384, 1024)
+_TUNED_SLOTS = (32, 64, 128)
 _POOL_BLOCKS = (1024, 2048, 3072)
 _KV_TOKENS = 2_969_600
 _ROUND_KV_TOKENS = 768 * 3 * 512  # a round of the most prefixes, each with an end of its own
@@ -75,12 +89,7 @@ _BEST_SHARED = "reuse"
 def engines_of(name: str) -> tuple[str, ...]:
     """Return what an experiment can be run on: the replay, if it can, and engines."""
     kind = EXPERIMENTS[name]
-    return tuple(
-        engine
-        for engine in arm_engines()
-        if (engine == REPLAY and not kind.compares)
-        or (engine != REPLAY and kind.pools <= _pools(engine) and not kind.without & _pools(engine))
-    )
+    return tuple(engine for engine in arm_engines() if _runs_on(engine, kind))
 
 
 class Experiment:
@@ -97,9 +106,9 @@ class Experiment:
         self._kind = EXPERIMENTS[name]
         self._engines = self._chosen(engines)
         self._trace = trace
-        if name == "agent-traces" and trace is None:
+        if self._kind.trace == "must" and trace is None:
             raise SettingsError(f"--experiment: {name} plays a recorded trace: give --trace FILE")
-        if name != "agent-traces" and trace is not None:
+        if self._kind.trace == "none" and trace is not None:
             raise SettingsError(f"--trace: {name} makes its own workload: leave it out")
 
     @property
@@ -140,9 +149,11 @@ class Experiment:
             "agent-traces": (self._agent_traces, _TRACE_SLOTS),
             "one-pool": (self._one_pool, _POOL_BLOCKS),
             "engines": (self._side_by_side, _POOL_BLOCKS),
+            "tuned": (self._tuned, _TUNED_SLOTS),
         }
         cell, sizes = kinds[self.name]
-        return [cell(size) for size in sizes]
+        cells = [cell(size) for size in sizes]
+        return cells + self._on_trace(cells) if self.name == "tuned" else cells
 
     def _chosen(self, engines: str | None) -> list[str]:
         known = engines_of(self.name)
@@ -162,16 +173,11 @@ class Experiment:
         return chosen
 
     def _sessions(self, sessions: int) -> Cell:
-        """Lru against gds where `sessions` requests run at all times and keep 5 slots each."""
+        """Lru against others where `sessions` requests run at all times and keep 5 slots each."""
+        sizes = {"slots": 419, "kv_tokens": _KV_TOKENS, "running": sessions}
         arms = []
         for engine in self._engines:
-            sizes: dict[str, Any] = {"slots": 419, "kv_tokens": _KV_TOKENS, "running": sessions}
-            arms += _against_first(
-                [
-                    Arm(name=f"{engine} {policy}", engine=engine, policy=policy, **sizes)
-                    for policy in (BASELINE, DEFAULT)
-                ]
-            )
+            arms += _against_first([*_policies(engine, sizes), *_tuned(engine, sizes)])
         workload = Workload(kind="agent", sessions=sessions, turns=16, loop="closed")
         return Cell(name=f"{sessions} sessions", workload=workload, arms=arms, at=sessions)
 
@@ -184,7 +190,7 @@ class Experiment:
                 arm = Arm(
                     name=f"{engine} {pool}",
                     engine=engine,
-                    policy=BASELINE,
+                    policy=policies.BASELINE,
                     pool=pool,
                     slots=256,
                     int8_ratio=2,
@@ -200,20 +206,9 @@ class Experiment:
     def _agent_traces(self, slots: int) -> Cell:
         arms = []
         for engine in self._engines:
-            known = policies_of(engine, "native")
-            policies = known if engine == REPLAY else (BASELINE, DEFAULT)
-            arms += _against_first(
-                [
-                    Arm(
-                        name=f"{engine} {policy}",
-                        engine=engine,
-                        policy=policy,
-                        slots=slots,
-                        kv_tokens=0 if engine == REPLAY else _AMPLE_KV_TOKENS,
-                    )
-                    for policy in policies
-                ]
-            )
+            sizes = {"slots": slots, "kv_tokens": 0 if engine == REPLAY else _AMPLE_KV_TOKENS}
+            place = policies.REPLAY if engine == REPLAY else policies.ENGINE
+            arms += _against_first([*_policies(engine, sizes, place=place), *_tuned(engine, sizes)])
         workload = Workload(kind="trace", file=self._trace)
         return Cell(name=f"{slots} slots", workload=workload, arms=arms, at=slots)
 
@@ -240,14 +235,70 @@ class Experiment:
         arms = []
         for engine in self._engines:
             own = _own_pool(engine)
-            best = _BEST_SHARED if own["pool"] == "shared" else DEFAULT
+            best = _BEST_SHARED if own["pool"] == "shared" else policies.DEFAULT
             arms += [
                 Arm(name=f"{engine} alone", policy="stock", **own, **sizes),
                 Arm(name=f"{engine} {best}", policy=best, **own, **sizes),
                 Arm(name=f"{engine} int8", engine=engine, pool="int8", **sizes),
+                *_tuned(engine, sizes),
             ]
         workload = Workload(kind="agent", sessions=24, turns=20)
         return Cell(name=f"{blocks} blocks", workload=workload, arms=arms, at=blocks)
+
+    def _tuned(self, slots: int) -> Cell:
+        """The engines alone, as their users tune them, and each policy of the plugin."""
+        sizes: dict[str, Any] = {"slots": slots, "kv_tokens": _AMPLE_KV_TOKENS}
+        arms = []
+        for engine in self._engines:
+            alone = Arm(name=f"{engine} alone", engine=engine, policy="stock", **sizes)
+            arms += _against_first(
+                [
+                    alone,
+                    *_tuned(engine, sizes),
+                    *_policies(engine, sizes),
+                    *_policies(engine, sizes, pool="int8"),
+                ]
+            )
+        workload = Workload(kind="agent", sessions=64, turns=40)
+        return Cell(name=f"agents, {slots} slots", workload=workload, arms=arms, at=slots)
+
+    def _on_trace(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return the cells with the beginning of the trace as their workload."""
+        if self._trace is None:
+            return []
+        workload = Workload(kind="trace", file=self._trace, limit=1_500)
+        return [
+            msgspec.structs.replace(cell, name=f"trace, {cell.at:g} slots", workload=workload)
+            for cell in cells
+        ]
+
+
+def _runs_on(engine: str, kind: _Kind) -> bool:
+    if engine == REPLAY:
+        return not (kind.compares or kind.tuned)
+    if kind.tuned and not engine_specs()[engine].tuned:
+        return False
+    return kind.pools <= _pools(engine) and not kind.without & _pools(engine)
+
+
+def _policies(
+    engine: str, sizes: Mapping[str, Any], pool: str = "native", place: str = policies.ENGINE
+) -> list[Arm]:
+    """Return an arm for each policy that there is in `place`."""
+    more = "" if pool == "native" else f" {pool}"
+    return [
+        Arm(name=f"{engine} {policy}{more}", engine=engine, policy=policy, pool=pool, **sizes)
+        for policy in policies.policy_names(place)
+    ]
+
+
+def _tuned(engine: str, sizes: Mapping[str, Any]) -> list[Arm]:
+    """Return the arms of an engine alone as its users tune it."""
+    tuned = {} if engine == REPLAY else engine_specs()[engine].tuned
+    return [
+        Arm(name=f"{engine} alone, {title}", engine=engine, policy="stock", **keys, **sizes)
+        for title, keys in tuned.items()
+    ]
 
 
 def _pools(engine: str) -> set[str]:

@@ -28,6 +28,7 @@ from statecache.ab.report.result import (
     comparison_table,
     failure_lines,
     git_revision,
+    rate_table,
 )
 from statecache.ab.statistics import compare
 from statecache.cli.output import check_output, whole_file
@@ -187,6 +188,8 @@ def _run(trial: Trial, folder: Path) -> None:
 def _show(result: Result, folder: Path) -> None:
     console = Console(width=1_000, color_system="auto" if sys.stdout.isatty() else None)
     console.print(comparison_table(result.comparisons))
+    if len(result.settings.cells) > 1:
+        console.print(rate_table(result.settings, result.runs))
     for line in failure_lines(result.failures):
         sys.stderr.write(f"statecache: {line}\n")
     if not result.complete:

@@ -57,8 +57,10 @@ class EngineSpec:
     divides the memory of a GPU (`statecache.sizing.splits.EngineSplits`); `cache_driver` the module
     that plays its cache layer for `statecache ab`, `arms` what that plays: policies by pool, each
     pool's own default first after "stock". `arm_admissions` are where it can set states,
-    `state_blocks` how many blocks a state takes in a pool that it shares with KV, if that is fixed,
-    and `arms_note` what a reader of a comparison with another engine must know, in sentences.
+    `arm_keys` the keys of arms for some engines alone that this one takes, `state_blocks` how many
+    blocks a state takes in a pool that it shares with KV, if that is fixed, and `arms_note` what a
+    reader of a comparison with another engine must know, in sentences. `tuned` are the keys of its
+    arms without the plugin whose own settings are those of users who tune it, by what to call them.
     """
 
     name: str
@@ -80,6 +82,8 @@ class EngineSpec:
     cache_driver: str | None = None
     arms: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     arm_admissions: tuple[str, ...] = ("dense",)
+    arm_keys: tuple[str, ...] = ()
+    tuned: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     state_blocks: int | None = None
     arms_note: str = ""
 

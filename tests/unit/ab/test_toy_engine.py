@@ -26,18 +26,20 @@ SPEC = EngineSpec(
     cache_driver="toy_adapter.driver",
     arms={"native": ("stock", "lru", "gds"), "int8": ("lru", "gds")},
     arm_admissions=("dense",),
+    arm_keys=("states_per_path",),
+    tuned={"few states": {"states_per_path": 2}},
     arms_note="Toy hits by its policy alone.",
 )
 """
-# Hits all blocks but the last with gds, and none with another policy.
+# Hits all blocks but the last with gds, half of them with a limit, and none with another policy.
 DRIVER = """
 from statecache.ab.drivers.cache_layer_protocol import answer_jobs
 from statecache.ab.results import Played, Served
 
 
 def play(job):
-    hit = job.arm.policy == "gds"
-    found = [Served.of_blocks(len(p), len(p), hit * (len(p) - 1)) for p in job.prompts]
+    hit = 2 * (job.arm.policy == "gds") or bool(job.arm.states_per_path)
+    found = [Served.of_blocks(len(p), len(p), hit * (len(p) - 1) // 2) for p in job.prompts]
     return Played(found, 0, 0)
 
 
@@ -52,6 +54,15 @@ after = "toy:prompt_tokens_total 40\\ntoy:hit_tokens_total 9\\n"
 assert is_of_an_engine(before)
 found = counters_between(read_counters(before), read_counters(after), 30)
 assert (found.source, found.prompt_tokens, found.hit_tokens) == ("toy", 30, 9), found
+"""
+TUNED = """
+from statecache.ab.experiments import Experiment, engines_of
+
+assert "toy" in engines_of("tuned")
+arms = {arm.name: arm for arm in Experiment("tuned", "toy").cells()[0].arms}
+assert list(arms)[:3] == ["toy alone", "toy alone, few states", "toy lru"], list(arms)
+assert arms["toy alone, few states"].policy == "stock"
+assert [name for name, arm in arms.items() if arm.states_per_path] == ["toy alone, few states"]
 """
 
 
@@ -82,6 +93,25 @@ def test_its_cache_layer_is_played(installed: dict[str, str], tmp_path: Path) ->
     assert {found["hit_tokens"] == 0 for found in result["runs"] if found["arm"] == "stock"} == {
         True
     }
+
+
+def test_a_key_that_it_offers_reaches_its_driver(installed: dict[str, str], tmp_path: Path) -> None:
+    arms = [f"--arm=a{n}:engine=toy,policy=stock,kv_tokens=512,states_per_path={n}" for n in (0, 2)]
+    done = run(
+        "ab", *arms, "--workload=agent:sessions=2,turns=2", "-o", "out", cwd=tmp_path, env=installed
+    )
+    assert done.returncode == 0, done.stderr
+    runs = result_of(tmp_path / "out")["runs"]
+    assert {(found["arm"], found["hit_tokens"] > 0) for found in runs} == {
+        ("a0", False),
+        ("a2", True),
+    }
+
+
+def test_what_its_users_tune_is_an_arm_of_the_experiments(
+    installed: dict[str, str], tmp_path: Path
+) -> None:
+    subprocess.run([sys.executable, "-c", TUNED], env=installed, cwd=tmp_path, check=True)
 
 
 def test_it_is_named_in_the_help_and_refuses_what_it_cannot_do(

@@ -181,6 +181,15 @@ BAD = {
     "running": (["--arm", "a:slots=10,running=2"], "arm a: 2 running requests need 10 slots"),
     "no kv": (["--arm", "a:engine=vllm"], "arm a: kv_tokens must be 512 or more here"),
     "blocks": (["--arm", "a:engine=vllm,kv_tokens=512,state_blocks=2"], "takes 3 blocks in vllm"),
+    "cap": (
+        ["--arm", "a:engine=vllm,kv_tokens=512,states_per_path=1"],
+        "arm a: engine vllm has no limit on the states of a path: leave states_per_path out",
+    ),
+    "cap of the replay": (["--arm", "a:states_per_path=3"], "arm a: engine core has no limit on"),
+    "cap below 0": (
+        ["--arm", "a:engine=sglang,kv_tokens=512,states_per_path=-1"],
+        "arm a: states_per_path -1 must be above -1 and below",
+    ),
     "part": (
         ["--arm", "a:pool=shared,policy=fifo,kv_tokens=512,state_blocks=1.5"],
         "arm a: state_blocks 1.5 is no whole number",
@@ -238,6 +247,10 @@ BAD = {
     "a trace of none": (
         ["--experiment", "sessions", "--trace", "t"],
         "--trace: sessions makes its own workload: leave it out",
+    ),
+    "no engine to tune": (
+        ["--experiment", "tuned", "--engines", "vllm"],
+        "--engines: tuned does not run on 'vllm': use sglang",
     ),
     "both": ([*ARMS, "--experiment", "sessions"], "--experiment: brings its arms"),
     "engines of none": (

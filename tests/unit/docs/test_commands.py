@@ -41,6 +41,11 @@ RUN_BY_ANOTHER_TEST = {  # the file, and what it holds if it still does so
     "statecache ab PLAN.toml": ("tests/unit/ab/drivers/test_server_metrics.py", "ab-servers.toml"),
     "statecache fit --url": ("tests/unit/tools/test_fit.py", "fit_command(None, url"),
     "statecache ab --experiment sessions": ("tests/unit/ab/test_experiments.py", "sessions"),
+    "statecache ab --experiment tuned": ("tests/unit/ab/test_toy_engine.py", "tuned"),
+    "python tests/bench/default_policy_table.py": (
+        "tests/unit/ab/test_default_policy_table.py",
+        "default_policy_table.py",
+    ),
 }
 NOT_RUN = {
     "make test": "it is what runs this test",

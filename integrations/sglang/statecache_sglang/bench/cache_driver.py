@@ -54,7 +54,12 @@ def play(job: Job) -> Played:
 
     arm = job.arm
     with _plugin(arm):
-        layer = CacheLayer(arm.free_slots, arm.kv_blocks or 1)
+        layer = CacheLayer(
+            arm.free_slots,
+            arm.kv_blocks or 1,
+            states_per_path=arm.states_per_path,
+            own_int8_slots=arm.states if _is_own_int8(arm) else 0,
+        )
     every = arm.chunk // BLOCK_TOKENS
     served, skipped = [], 0
     for prompt in job.prompts:
@@ -62,6 +67,10 @@ def play(job: Job) -> Played:
         served.append(answer)
         skipped += not kept
     return Played(served, layer.evicted_states, skipped)
+
+
+def _is_own_int8(arm: Arm) -> bool:
+    return arm.policy == "stock" and arm.pool == "int8"
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 from statecache_sglang.pool_views import Tensor
 from statecache_sglang.scheduler_side import scheduler_side_of
 from statecache_sglang.seams import load
-from statecache_sglang.seams.server_args import set_chunk_size
+from statecache_sglang.seams.server_args import request_int8_pool, set_chunk_size
 from statecache_sglang.views import (
     LockParameters,
 )
@@ -49,9 +49,15 @@ def _state_shape() -> Any:
         return mamba.Mamba2CacheParams(shape=shape, layers=[0, 1])
 
 
-def _build_pools(slots: int, kv_tokens: int) -> tuple[Any, Any]:
+def _build_pools(
+    slots: int, kv_tokens: int, states_per_path: int, own_int8_slots: int
+) -> tuple[Any, Any]:
     arguments = load("sglang.srt.server_args")
-    server_args = arguments.ServerArgs(model_path="dummy", page_size=1)
+    server_args = arguments.ServerArgs(
+        model_path="dummy", page_size=1, mamba_max_states_per_path=states_per_path or -1
+    )
+    if own_int8_slots:
+        request_int8_pool(server_args, own_int8_slots)
     set_chunk_size(server_args, 64)
     arguments.set_global_server_args_for_scheduler(server_args)
     pools = load(f"{_MEMORY}.memory_pool")
@@ -87,11 +93,21 @@ def _build_pools(slots: int, kv_tokens: int) -> tuple[Any, Any]:
 class CacheLayer:
     """A cache of `slots` states and `kv_tokens` tokens of KV, built with what is installed.
 
-    `core` names the tree core; None leaves the choice to SGLang.
+    `core` names the tree core; None leaves the choice to SGLang. `states_per_path` is its
+    --mamba-max-states-per-path, 0 for none. With `own_int8_slots` states are kept in so many slots
+    of its own int8 pool; the plugin, where it is installed, brings one itself.
     """
 
-    def __init__(self, slots: int, kv_tokens: int, core: str | None = None) -> None:
-        requests, self._allocator = _build_pools(slots, kv_tokens)
+    def __init__(
+        self,
+        slots: int,
+        kv_tokens: int,
+        core: str | None = None,
+        *,
+        states_per_path: int = 0,
+        own_int8_slots: int = 0,
+    ) -> None:
+        requests, self._allocator = _build_pools(slots, kv_tokens, states_per_path, own_int8_slots)
         full, mamba = (
             load(f"{_MEMORY}.unified_cache.component_type").ComponentType[name]
             for name in ("FULL", "MAMBA")
@@ -171,7 +187,9 @@ class CacheLayer:
             key=self._tokens(tokens), value=values, mamba_value=slot, prev_prefix_len=hit
         )
         params.statecache_end = end
+        free = self._states.available_size()
         result = self._cache.insert(params)
+        self.evicted_states += self._states.available_size() - free  # those above the limit
         if result.mamba_exist:
             self._states.free(slot)
         cached_at: int = result.last_device_node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import platform
 import subprocess
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import msgspec
+from rich import box
 from rich.table import Table
 
 from statecache import __version__
-from statecache.ab.results import Run
+from statecache.ab.results import MEASURES, Run
 from statecache.ab.statistics import Comparison
 from statecache.ab.trial import Failure, Trial
 
@@ -32,6 +34,7 @@ __all__ = [
     "git_revision",
     "interval_of",
     "number_text",
+    "rate_table",
 ]
 
 
@@ -145,6 +148,25 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
             comparison.verdict,
             style=style,
         )
+    return table
+
+
+def rate_table(trial: Trial, runs: Sequence[Run]) -> Table:
+    """Lay out the token hit rate of each arm, a row, in each cell, a column: means over seeds.
+
+    As Markdown, for a page of results; "-" is what was not played or not measured.
+    """
+    rates: dict[tuple[str, str], list[float]] = {}
+    for run in runs:
+        if (rate := MEASURES[0].of(run)) is not None:
+            rates.setdefault((run.arm, run.cell), []).append(rate)
+    table = Table("token hit rate", box=box.MARKDOWN)
+    for cell in trial.cells:
+        table.add_column(cell.name, justify="right", overflow="fold")
+    for arm in dict.fromkeys(arm.name for cell in trial.cells for arm in cell.arms):
+        found = [rates.get((arm, cell.name), []) for cell in trial.cells]
+        means = [f"{math.fsum(of) / len(of):.4f}" if of else "-" for of in found]
+        table.add_row(arm, *means)
     return table
 
 
