@@ -12,7 +12,9 @@ from statecache.ab.drivers.trace_replay import TraceReplay
 from statecache.ab.trial import Cell, Trial
 from statecache.ab.workloads import Workload
 from statecache.replay.prefix_tree import PrefixTree
-from statecache_sglang.bench.cache_driver import play
+from statecache.replay.schedule import admitted_blocks
+from statecache_sglang.bench.cache_driver import play, serve
+from statecache_sglang.bench.cache_layer import CacheLayer
 
 # One Python by two names, so that there are two processes, each with a hash seed of its own.
 PYTHONS = {"a": sys.executable, "b": str(Path(sys.executable).with_name("python3"))}
@@ -90,6 +92,17 @@ def test_little_kv_rejects_what_cannot_fit_and_serves_the_rest():
     played = play(Job(arm, PrefixTree.of(trace).paths))
     for served in played.served:
         assert served.rejected == (served.prompt_tokens > 60 * 512)
+
+
+def test_more_kv_than_there_are_blocks_changes_nothing():
+    """Of ample KV only as much is built as could ever be used."""
+    prompts = PrefixTree.of(Workload(kind="agent", sessions=8, turns=10).trace(0)).paths
+    arm = Arm(name="s", engine="sglang", policy="stock", slots=16, kv_tokens=AMPLE)
+    layer = CacheLayer(16, AMPLE // 512)
+    served = [serve(layer, prompt, admitted_blocks(len(prompt), "dense", 16)) for prompt in prompts]
+    played = play(Job(arm, prompts))
+    assert played.served == [found for found, _kept in served]
+    assert played.evicted_states == layer.evicted_states > 0
 
 
 def test_in_processes_of_their_own_numbers_repeat(monkeypatch):

@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bench.default_policy_table import POLICY, Row, policies, summary, with_each_policy
+from statecache.ab.arms import Arm
 from statecache.ab.experiments import Experiment
 from support.replay_support import write_trace
 
@@ -23,7 +25,7 @@ def test_the_difference_is_that_of_the_means_to_the_better_of_the_others() -> No
     rates = {"lru": [0.4, 0.8], "gds": [0.6, 0.8], "learned": [0.7, 0.6]}
     row = Row("e", "c", "core", "native", rates)
     assert row.above == pytest.approx(-0.05)
-    assert row.line() == (
+    assert row.line(tuned=False) == (
         "| e | c | core | native | 2 | 0.6000 | 0.7000 | 0.6500 | **-0.0500** |\n"
     )
 
@@ -43,6 +45,25 @@ def test_cells_below_and_those_not_played_fail_and_are_named(
         " **-0.0100** ",
         " **-0.0030** ",
     ]
+
+
+def test_what_is_tuned_counts_by_its_best() -> None:
+    """.7 is level with gds and .05 below the better of two settings; without them, it is level."""
+    row = msgspec.structs.replace(row_of(0.7), tuned={"cap 1": [0.75], "cap 3": [0.6]})
+    assert (row.above, row.above_tuned) == (pytest.approx(0), pytest.approx(-0.05))
+    assert row.line(tuned=True).endswith(" | +0.0000 | cap 1: 0.7500 | **-0.0500** |\n")
+    assert row_of(0.7).line(tuned=True).endswith(" | +0.0000 |  |  |\n")
+    assert [summary([row], []), summary([row_of(0.7)], [])] == [1, 0]
+
+
+def test_tuned_settings_are_played_in_the_pool_they_are_of() -> None:
+    cell = with_each_policy(Experiment("tuned").cells()[0], ["sglang"], tuned=True)
+    assert {
+        (arm.pool, arm.states_per_path, arm.policy)
+        for arm in cell.arms
+        if isinstance(arm, Arm) and arm.name.split("|")[2] not in policies()
+    } == {(pool, states, "stock") for pool in ("native", "int8") for states in (1, 3, 8)}
+    assert all(arm.name.split("|")[1] == arm.pool for arm in cell.arms if isinstance(arm, Arm))
 
 
 def test_each_place_where_states_have_slots_is_played_by_each_policy() -> None:

@@ -56,7 +56,7 @@ def play(job: Job) -> Played:
     with _plugin(arm):
         layer = CacheLayer(
             arm.free_slots,
-            arm.kv_blocks or 1,
+            min(arm.kv_blocks or 1, _most_kv(job.prompts)),
             states_per_path=arm.states_per_path,
             own_int8_slots=arm.states if _is_own_int8(arm) else 0,
         )
@@ -67,6 +67,14 @@ def play(job: Job) -> Played:
         served.append(answer)
         skipped += not kept
     return Played(served, layer.evicted_states, skipped)
+
+
+def _most_kv(prompts: Sequence[Sequence[int]]) -> int:
+    """Return with how many blocks none ever goes: more would only take time.
+
+    All there are, and those of a prompt that are computed before they are found resident.
+    """
+    return len(set().union(*prompts)) + max(map(len, prompts), default=1)
 
 
 def _is_own_int8(arm: Arm) -> bool:
