@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import index
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,6 +20,8 @@ from statecache.checkpoint.layout import (
     pool_parts,
     slot_total,
 )
+from statecache.checkpoint.measure import checksum, relative_errors
+from statecache.checkpoint.memory import PoolDoesNotFitError, free_bytes_on
 from statecache.checkpoint.ops import STORED, CheckpointOps, ops_for
 from statecache.checkpoint.stream_order import StreamOrdering
 
@@ -35,54 +36,6 @@ __all__ = [
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _log = logging.getLogger("statecache.checkpoint")
-
-
-class PoolDoesNotFitError(ValueError):
-    """More slots were asked for than fit in the memory that is free.
-
-    `slots` were asked for, `needed` and `free` are bytes, `fits` is the most slots that do fit.
-    """
-
-    def __init__(self, slots: int, needed: int, free: int, fits: int, device: str) -> None:
-        self.slots, self.needed, self.free, self.fits = slots, needed, free, fits
-        advice = f"{fits} slots would fit" if fits else "not even one slot fits"
-        super().__init__(
-            f"{slots} slots need {needed:,} bytes on {device}, {free:,} are free: {advice}"
-        )
-
-
-def _free_bytes(device: torch.device) -> int | None:
-    """Return the bytes free on `device`, or None where that is not known."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    meminfo = Path("/proc/meminfo")
-    if device.type == "cpu" and meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return min([int(line.split()[1]) * 1024, *_free_in_groups()])
-    return None
-
-
-def _free_in_groups(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> list[int]:
-    """Return the bytes left in each control group (version 2) of this process that has a limit."""
-    left = []
-    try:
-        lines = (Path("/proc/self/cgroup").read_text() if own is None else own).splitlines()
-        path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-        here = root / path
-        for group in (here, *(up for up in here.parents if up.is_relative_to(root))):
-            if not (group / "memory.max").is_file():
-                continue
-            limit = (group / "memory.max").read_text().strip()
-            if limit == "max":
-                continue
-            used = int((group / "memory.current").read_text())
-            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            used -= int(stat.get("inactive_file", 0))  # what the kernel gives back at once
-            left.append(max(int(limit) - used, 0))
-    except OSError:
-        pass  # a group that is hidden from us tells no limit
-    return left
 
 
 class StoreReport:
@@ -155,6 +108,7 @@ class CheckpointPool:
             part.name: torch.zeros(part.shape(self._total), dtype=part.dtype, device=self._device)
             for part in parts
         }
+        self._slot_dims = {part.name: len(part.leading) for part in parts}
         self._order.end()
         self._stores = 0
         self.clear()
@@ -263,18 +217,53 @@ class CheckpointPool:
             _require_distinct([slot for slot in active_slots if slot >= 0], "load into active")
         used = [slot for slot in given if slot >= 0]
         self._read_reports(used)
-        for slot in self._allocated(used, "load"):
-            if not self._stored[slot]:
-                raise ValueError(f"cannot load slot {slot}: no state is stored in it")
+        self._in_use(used, "load")
         sources = self._vector(given)
         try:
             self._copy_out(layout, sources, targets)
         finally:
             self._order.end()
 
+    def checksums(self, slots: Sequence[int]) -> Tensor:
+        """Return one sum of the bytes of each slot, all tensors, int64 on the device.
+
+        See `statecache.checkpoint.measure.checksum`; the tensors come in the order of the pool. The
+        host does not wait.
+        """
+        self._order.begin()
+        given = self._in_use(_integers(slots), "add up")
+        try:
+            return torch.stack([checksum(self._rows(slot)) for slot in given])
+        finally:
+            self._order.end()
+
+    def relative_errors(self, active: ActiveState, active_slot: Tensor, slot: int) -> Tensor | None:
+        """Return the error of a stored state by layer, None in a format that is exact.
+
+        See `statecache.checkpoint.measure.relative_errors`. `active_slot` is a vector of length 1,
+        and still holds what was stored. The host does not wait.
+        """
+        if self._format.exact:
+            return None
+        self._order.begin()
+        layout = self._checked(active)
+        (given,) = self._in_use([index(slot)], "compare")
+        try:
+            source = active_slot.to(self._device, torch.int64)
+            target = self._vector([given])
+            return relative_errors(
+                self._format, self._copies, layout, self._tensors, source, target
+            )
+        finally:
+            self._order.end()
+
+    def _rows(self, slot: int) -> Iterable[Tensor]:
+        for name, tensor in self._tensors.items():
+            yield tensor.select(self._slot_dims[name], slot)
+
     def _require_memory(self, slots: int, free_bytes: int | None) -> None:
         asked = self._total * self.bytes_per_state
-        free = _free_bytes(self._device) if free_bytes is None else free_bytes
+        free = free_bytes_on(self._device) if free_bytes is None else free_bytes
         if free is None or asked <= free:
             return
         fits = max(free // self.bytes_per_state - self._first, 0)
@@ -305,6 +294,12 @@ class CheckpointPool:
             if slot not in self._stored:
                 raise ValueError(f"cannot {verb} slot {slot}: it is not allocated")
         return given
+
+    def _in_use(self, slots: Sequence[int], verb: str) -> Sequence[int]:
+        for slot in self._allocated(slots, verb):
+            if not self._stored[slot]:
+                raise ValueError(f"cannot {verb} slot {slot}: no state is stored in it")
+        return slots
 
     def _active_slots(
         self, layout: Layout, active_slots: Sequence[int] | Tensor, slots: Sequence[int]

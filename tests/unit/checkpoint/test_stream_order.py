@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from statecache.checkpoint import memory
 from statecache.checkpoint import pool as checkpoint_pool
 from statecache.checkpoint.pool import (
     CheckpointPool,
@@ -95,7 +96,7 @@ def test_the_memory_limit_of_the_control_group_counts(tmp_path):
         (folder / "memory.max").write_text(f"{limit}\n")
         (folder / "memory.current").write_text("900\n")
         (folder / "memory.stat").write_text("anon 600\ninactive_file 300\n")
-    free = checkpoint_pool._free_in_groups
+    free = memory.free_in_groups
     assert free(tmp_path, "4:memory:/x\n0::/outer/inner\n") == [4400, 400]
     assert free(tmp_path, "0::/\n") == []
     assert free(tmp_path / "absent", "0::/outer\n") == []
