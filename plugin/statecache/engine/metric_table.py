@@ -42,6 +42,13 @@ class MetricKey(StrEnum):
     CHECKPOINT_RESTORES = "checkpoint_restores"
     CHECKPOINT_STORED_BYTES = "checkpoint_stored_bytes"
     CHECKPOINT_RESTORED_BYTES = "checkpoint_restored_bytes"
+    VERIFIED_STORES = "verified_stores"
+    VERIFIED_RESTORES = "verified_restores"
+    RESTORE_MISMATCHES = "restore_mismatches"
+    INT8_ERROR_MAX = "int8_error_max"
+    INT8_ERROR_SUM = "int8_error_sum"
+    INT8_ERROR_LAYERS = "int8_error_layers"
+    INT8_ERROR_ALARMS = "int8_error_alarms"
     LEARNED_FOLLOWS = "learned_follows"
     LEARNED_GHOSTS = "learned_ghosts"
     LEARNED_POINTS = "learned_points"
@@ -120,6 +127,34 @@ METRICS = (
         "counter",
         "Bytes those restores read, on one rank",
         "mode",
+    ),
+    Metric(MetricKey.VERIFIED_STORES, "counter", "States whose bytes were added up when stored"),
+    Metric(
+        MetricKey.VERIFIED_RESTORES, "counter", "Restores whose bytes were compared with that sum"
+    ),
+    Metric(
+        MetricKey.RESTORE_MISMATCHES,
+        "counter",
+        "States that were not what their slot should hold; never used",
+        "what",
+    ),
+    Metric(
+        MetricKey.INT8_ERROR_MAX,
+        "gauge",
+        "Largest relative error of a layer of a verified int8 state",
+        "kind",
+    ),
+    Metric(
+        MetricKey.INT8_ERROR_SUM,
+        "counter",
+        "Relative errors of the layers of verified int8 states, added up",
+        "kind",
+    ),
+    Metric(MetricKey.INT8_ERROR_LAYERS, "counter", "Layers in that sum", "kind"),
+    Metric(
+        MetricKey.INT8_ERROR_ALARMS,
+        "counter",
+        "Layers of verified int8 states with an error above the bound",
     ),
     Metric(
         MetricKey.LEARNED_FOLLOWS,

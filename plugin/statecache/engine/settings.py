@@ -63,6 +63,7 @@ _NOT_IN_A_DRY_RUN = (
     "checkpoints",
     "checkpoint_slots",
     "checkpoint_interval",
+    "verify",
 )
 
 _FLAGS: dict[str, dict[str, Any]] = {
@@ -116,6 +117,11 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "help": "keep a state every so many tokens beside those at prompt ends and branch points: "
         "a multiple of the block size (default: 8192 rounded up with a checkpoint pool, else none)",
     },
+    "verify": {
+        "metavar": "RATE",
+        "help": "share of checkpoints, from 0 to 1, whose bytes are added up at store and restore "
+        "and compared, and of which the error of int8 is measured (default: 0)",
+    },
     "record": {
         "metavar": "FILE",
         "help": "write the requests served to a file that must not exist yet, in the trace format: "
@@ -157,6 +163,7 @@ class Settings(msgspec.Struct, frozen=True):
     checkpoints: str | None = None
     checkpoint_slots: int | None = None
     checkpoint_interval: int | None = None
+    verify: float = 0.0
     record: str | None = None
     record_mib: int = 256
     dry_run: bool = False

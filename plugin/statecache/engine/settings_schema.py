@@ -5,6 +5,7 @@ Every refusal is a `SettingsError` of one line with the flag of the setting.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Collection
@@ -50,6 +51,7 @@ class RawSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     checkpoints: str | None = None
     checkpoint_slots: int | None = None
     checkpoint_interval: int | None = None
+    verify: float | None = None
     record: str | None = None
     record_mib: int | None = None
     dry_run: bool | None = None
@@ -64,6 +66,7 @@ _NUMBERS = {
     "checkpoint_interval": (0, "tokens"),
     "record_mib": (1, "MiB"),
 }
+_RATES = ("verify",)
 _SWITCHES = ("int8", "strict", "dry_run")
 _CHOICES = {
     "kv_cache_plugin": PLUGINS,
@@ -80,6 +83,7 @@ _GONE = {
     )
 }
 _MOST = 10**9
+_A_RATE = "use a number from 0 (none) to 1 (all)"
 
 
 def flag_of(name: str) -> str:
@@ -100,6 +104,9 @@ def check_type(name: str, value: object, old_names: Collection[str] = ()) -> Non
     if name in _NUMBERS:
         if not isinstance(value, int) or isinstance(value, bool):
             raise _invalid(name, value, f"use {_numbers_of(name)}")
+    elif name in _RATES:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise _invalid(name, value, _A_RATE)
     elif name in _SWITCHES:
         if not isinstance(value, bool):
             raise _invalid(name, value, "use true or false")
@@ -122,6 +129,9 @@ def number_in(name: str, text: object) -> object:
     """Return the number in `text` where the setting `name` is one; `text` where it holds none."""
     if name in _NUMBERS and isinstance(text, str) and re.fullmatch(r"[+-]?[0-9]{1,99}", text):
         return int(text)
+    if name in _RATES and isinstance(text, str) and re.fullmatch(r"[+-]?[0-9.e+-]{1,99}", text):
+        with contextlib.suppress(ValueError):
+            return float(text)
     return text
 
 
@@ -135,6 +145,10 @@ def check(given: RawSettings) -> None:
         value = getattr(given, name, None)
         if value is not None:
             check_number(name, value)
+    for name in _RATES:
+        rate = getattr(given, name)
+        if rate is not None and not 0 <= rate <= 1:
+            raise _invalid(name, rate, _A_RATE)
     if given.checkpoint_interval is not None and given.admission == "branch-points":
         raise SettingsError(
             f"{flag_of('admission')} branch-points and {flag_of('checkpoint_interval')}"
@@ -142,6 +156,8 @@ def check(given: RawSettings) -> None:
         )
     if given.checkpoint_slots is not None and given.checkpoints is None:
         raise SettingsError(f"{flag_of('checkpoint_slots')} needs {flag_of('checkpoints')}")
+    if given.verify and given.checkpoints is None:
+        raise SettingsError(f"{flag_of('verify')} needs {flag_of('checkpoints')}")
     _check_record(given)
 
 

@@ -76,6 +76,14 @@ def test_defaults_are_those_of_the_design():
     assert settings.given == ("kv_cache_plugin",)
 
 
+def test_a_share_may_be_a_whole_number_and_travels():
+    environment = {}
+    Settings.from_given({**ON, "checkpoints": "int8", "verify": 1}, {}).to_environment(environment)
+    assert Settings.from_environment(environment).verify == 1.0
+    assert Settings.from_given({**ON, "verify": 0}, {}).verify == 0.0
+    assert Settings.from_given(ON, {}).verify == 0.0
+
+
 def test_flags_are_named_as_documented():
     assert [flag_of(name) for name in FIELDS] == [
         "--kv-cache-plugin",
@@ -88,6 +96,7 @@ def test_flags_are_named_as_documented():
         "--statecache-checkpoints",
         "--statecache-checkpoint-slots",
         "--statecache-checkpoint-interval",
+        "--statecache-verify",
         "--statecache-record",
         "--statecache-record-mib",
         "--statecache-dry-run",
@@ -99,7 +108,7 @@ def test_every_flag_reaches_its_setting():
     words += " --statecache-admission dense --statecache-wait-for-head off"
     words += " --statecache-checkpoints int8 --statecache-checkpoint-slots 7 --statecache-strict"
     words += " --statecache-block-policy stock"
-    words += " --statecache-checkpoint-interval 512"
+    words += " --statecache-checkpoint-interval 512 --statecache-verify 1e-2"
     words += " --statecache-record traffic.gz --statecache-record-mib 5 --statecache-dry-run"
     settings = Settings.from_given(parse(*words.split()), {})
     assert settings == Settings(
@@ -113,6 +122,7 @@ def test_every_flag_reaches_its_setting():
         checkpoints="int8",
         checkpoint_slots=7,
         checkpoint_interval=512,
+        verify=0.01,
         record="traffic.gz",
         record_mib=5,
         dry_run=True,
@@ -243,6 +253,12 @@ def test_strict_from_its_own_variable(text, strict):
         ),
         ({**ON, "int8": True, "int8_slots": 1, "checkpoint_slots": 1}, "not both"),
         ({**ON, "checkpoint_interval": -1}, "--statecache-checkpoint-interval cannot be '-1'"),
+        ({**ON, "int8": True, "verify": 1.5}, "--statecache-verify cannot be '1.5': use a number"),
+        ({**ON, "int8": True, "verify": -0.1}, "--statecache-verify cannot be '-0.1'"),
+        ({**ON, "int8": True, "verify": float("nan")}, "--statecache-verify cannot be 'nan'"),
+        ({**ON, "int8": True, "verify": "some"}, "from 0 (none) to 1 (all)"),
+        ({**ON, "int8": True, "verify": True}, "--statecache-verify cannot be 'True'"),
+        ({**ON, "verify": 0.1}, "--statecache-verify needs --statecache-checkpoints"),
         ({**ON, "record": ""}, "--statecache-record cannot be '': name a file"),
         (
             {**ON, "record": "\udcacfile"},
