@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
+from statecache.checkpoint.proof import Prefix
+from statecache.index.keyed_index import key_of
 from statecache_vllm.views import Request
 
 __all__ = ["CacheLayout"]
@@ -28,6 +31,13 @@ class CacheLayout:
         step, hashes = self.hashes_per_block, request.block_hashes
         count = min(tokens // self.block_tokens, len(hashes) // step)
         return list(hashes[step - 1 : count * step : step])
+
+    def prefix(self, path: Sequence[bytes]) -> Prefix:
+        """Return what a state at the end of `path` is of.
+
+        A block hash of vLLM stands for all tokens up to its end, salt and adapter included.
+        """
+        return Prefix(key_of(path[-1]), len(path) * self.block_tokens)
 
     def offered_blocks(self, blocks: int) -> list[int]:
         """Return after how many blocks of a prompt states will be offered, as far as is known."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from statecache.checkpoint.proof import Prefix
 from statecache.engine.metric_table import MetricKey
 from statecache.engine.metrics import EventCounters
 from statecache.engine.settings import Settings
@@ -21,11 +22,15 @@ __all__ = ["CheckpointCopy", "CheckpointCounts", "CheckpointManager"]
 
 
 class CheckpointCopy(NamedTuple):
-    """One state between a slot and its blocks, one in each group of recurrent layers."""
+    """One state between a slot and its blocks, one in each group of recurrent layers.
+
+    `prefix` is that of the request the state is stored for, or restored to.
+    """
 
     state: int
     slot: int
     blocks: tuple[int, ...]
+    prefix: Prefix
 
 
 @dataclasses.dataclass

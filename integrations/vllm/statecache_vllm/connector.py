@@ -13,6 +13,7 @@ from typing import Any
 from statecache.engine.settings import Settings
 from statecache_vllm import recording, seams
 from statecache_vllm.checkpoints import CheckpointCopy
+from statecache_vllm.proof import StepProof
 from statecache_vllm.reporting import StateMetrics, StateStats
 from statecache_vllm.scheduler_side import SchedulerSide
 from statecache_vllm.views import (
@@ -44,16 +45,18 @@ class StepCommands(_Metadata):  # type: ignore[misc]
 
 @dataclasses.dataclass
 class Stored(_WorkerMetadata):  # type: ignore[misc]
-    """What became of the stores of one step, on one worker or on all of them."""
+    """What became of the copies of one step, on one worker or on all of them."""
 
     states: tuple[int, ...]
     refused: tuple[int, ...]
     failed: bool = False
+    proof: StepProof = dataclasses.field(default_factory=StepProof)
 
     def aggregate(self, other: Stored) -> Stored:
         """A state that one shard refused is refused; one worker that failed is enough."""
         refused = tuple({*self.refused, *other.refused})
-        return Stored(self.states, refused, self.failed or other.failed)
+        failed = self.failed or other.failed
+        return Stored(self.states, refused, failed, self.proof.merged(other.proof))
 
 
 class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
@@ -134,6 +137,7 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
         stored = connector_output.kv_connector_worker_meta
         if isinstance(stored, Stored):
             self.scheduler_side.stored(stored.states, stored.refused, failed=stored.failed)
+            self.scheduler_side.note_proof(stored.proof)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
         """A request ended; its blocks are freed as always."""

@@ -137,7 +137,8 @@ class Lookup:
         """
         layout = self._layout
         _, hit, resident = found
-        best = checkpoints.lookup(layout.path(request, resident), hit // layout.block_tokens)
+        path = layout.path(request, resident)
+        best = checkpoints.lookup(path, hit // layout.block_tokens)
         if best is None:
             return found
         state, slot = best
@@ -156,7 +157,8 @@ class Lookup:
             for group, block in zip(layout.state_groups, fresh, strict=True)
         }
         blocks = tuple(block.block_id for block in fresh)
-        self.planned[request.request_id] = CheckpointCopy(state, slot, blocks)
+        prefix = layout.prefix(path[:depth])
+        self.planned[request.request_id] = CheckpointCopy(state, slot, blocks, prefix)
         tokens = depth * layout.block_tokens
         groups = [by_group[group] for group in sorted(by_group)]
         return seams.kv_blocks(groups), tokens, resident if resident > tokens else 0

@@ -22,6 +22,7 @@ __all__ = [
     "REMOVE_SKIPPED_BLOCKS",
     "RESET_PREFIX_CACHE",
     "TOUCH",
+    "UPDATE_FROM_OUTPUT",
 ]
 
 _NO_FLAGS_OF_PLUGINS = "a plugin has no way to add flags to vLLM's command line"
@@ -56,6 +57,14 @@ END_PREFILL_CHUNK = Patch(
     upstream="Scheduler._mamba_block_aligned_split of vLLM 0.32 ends chunks where the token budget"
     " does; exact boundary states inside a chunk: vllm#51358 (0.29), vllm#57329 (Mamba2, 0.32)",
     remove_when="all recurrent layers export states from inside a chunk",
+)
+
+UPDATE_FROM_OUTPUT = Patch(
+    f"{SCHEDULER}:Scheduler.update_from_output",
+    why="what was computed from a state that was not the request's own is never handed on",
+    upstream="Scheduler._handle_invalid_blocks of vLLM 0.32 knows no load error of a block where a"
+    " model has several groups of layers; `failed_recving` is for loads that a request waits for",
+    remove_when="a connector can report a block that it could not load for a hybrid model",
 )
 
 GET_COMPUTED_BLOCKS = Patch(
@@ -115,6 +124,7 @@ REMOVE_SKIPPED_BLOCKS = Patch(
 PATCHES = (
     *ALWAYS,
     END_PREFILL_CHUNK,
+    UPDATE_FROM_OUTPUT,
     GET_COMPUTED_BLOCKS,
     ALLOCATE_SLOTS,
     FREE_QUEUE,

@@ -47,9 +47,13 @@ class SchedulerReport:
     """Counts requests of one scheduler, and reads the numbers of its parts at intervals."""
 
     def __init__(
-        self, settings: Settings, parts: ActiveParts, kv_cache_config: KVCacheConfig
+        self,
+        settings: Settings,
+        parts: ActiveParts,
+        kv_cache_config: KVCacheConfig,
+        proofs: EventCounters,
     ) -> None:
-        self._settings, self._parts = settings, parts
+        self._settings, self._parts, self._proofs = settings, parts, proofs
         mode = settings.checkpoints
         self._bytes = 0 if mode is None else bytes_per_state(mode, kv_cache_config)
         self._counts = EventCounters()
@@ -108,6 +112,7 @@ class SchedulerReport:
             self._of_checkpoints = self._sample_checkpoints(parts.checkpoints)
         return {
             **self._counts.sample(),
+            **self._proofs.sample(),
             **self._of_checkpoints,
             **self.also(),
             MetricKey.ACTIVE.of(policy_label(settings)): float(active),

@@ -9,7 +9,7 @@ from statecache._blocks import BlockHashIndex, BlockQueue
 from statecache.engine.patching import Patch, PatchSet, detect_overrides
 from statecache.engine.settings import Settings
 from statecache.errors import exit_engine
-from statecache_vllm import patches, seams
+from statecache_vllm import patches, proof, seams
 from statecache_vllm.block_queues import new_queue
 from statecache_vllm.cache_layout import CacheLayout
 from statecache_vllm.checkpoint_memory import pool_slots
@@ -50,7 +50,8 @@ class SchedulerSide:
         self._settings = settings
         self.parts = ActiveParts()
         self.faults = self.parts.faults
-        self.report = SchedulerReport(settings, self.parts, kv_cache_config)
+        self.proofs = proof.ProofKeeper(self.faults)
+        self.report = SchedulerReport(settings, self.parts, kv_cache_config, self.proofs.events)
         self._groups = seams.groups_of(kv_cache_config)
         self._slots = 0
         if settings.checkpoints is not None:
@@ -60,6 +61,7 @@ class SchedulerSide:
                     "a checkpoint pool needs a model of full attention and recurrent layers only"
                 )
             self._slots = pool_slots(settings, vllm_config, kv_cache_config)
+            proof.install()
         self._interval = settle_interval(settings, vllm_config.cache_config, kv_cache_config)
         self.chunk_ends = ChunkEnds(self._interval, self.faults)
 
@@ -160,6 +162,10 @@ class SchedulerSide:
     def stored(self, states: Sequence[int], refused: Sequence[int], *, failed: bool) -> None:
         """The workers report; `failed` if one of them could not store."""
         self.stores.complete(states, refused, failed=failed)
+
+    def note_proof(self, found: proof.StepProof) -> None:
+        """The workers report what they looked at more closely."""
+        self.proofs.note(found)
 
     def forget(self) -> None:
         """Drop every checkpoint: the weights may have changed."""

@@ -142,6 +142,8 @@ SEAMS: tuple[Seam, ...] = (
         {
             "_mamba_block_aligned_split": "request num_new_tokens num_new_local_computed_tokens"
             " num_external_computed_tokens",
+            "update_from_output": "scheduler_output model_runner_output",
+            "reset_prefix_cache": "reset_running_requests reset_connector",
         },
     ),
     *methods(
@@ -169,6 +171,7 @@ VIEWS: tuple[View, ...] = (
     View(views.Scheduler, f"{SCHEDULER}:Scheduler"),
     View(views.SchedulerOutput, f"{SCHEDULER_OUTPUT}:SchedulerOutput"),
     View(views.BoundaryStates, f"{SCHEDULER_OUTPUT}:KVConnectorBlockState"),
+    View(views.ModelRunnerOutput, f"{OUTPUTS}:ModelRunnerOutput"),
     View(views.ConnectorOutput, f"{OUTPUTS}:KVConnectorOutput"),
     View(views.EngineArgs, f"{ARGUMENTS}:EngineArgs"),
     View(views.VllmConfig, f"{TRANSFER}:VllmConfig"),

@@ -43,6 +43,7 @@ __all__ = [
     "is_mamba",
     "is_scheduler_role",
     "key_of",
+    "kind_of",
     "kv_blocks",
     "load",
     "plain_hash",
@@ -291,6 +292,11 @@ def plain_hash(key: bytes) -> bytes:
 def is_mamba(spec: KVCacheSpec) -> TypeGuard[MambaSpec]:
     """Whether this is the specification of a recurrent state."""
     return isinstance(spec, load(at.SPECS).MambaSpec)
+
+
+def kind_of(spec: KVCacheSpec) -> str:
+    """Return what vLLM calls the kind of a recurrent layer, in small letters."""
+    return str(spec.mamba_type.name).lower() if is_mamba(spec) else ""
 
 
 def groups_of(config: KVCacheConfig) -> tuple[list[int], list[int], list[int]]:

@@ -62,7 +62,7 @@ class Stores:
             stored = checkpoints.prepare_store(path, end=end, between=between)
             if stored is not None:
                 at = tuple(blocks[group] for group in layout.state_groups)
-                copies.append(CheckpointCopy(*stored, at))
+                copies.append(CheckpointCopy(*stored, at, layout.prefix(path)))
         return copies
 
     def complete(self, states: Sequence[int], refused: Sequence[int], *, failed: bool) -> None:

@@ -232,10 +232,18 @@ class ConnectorOutput(Protocol):
     kv_connector_worker_meta: object
 
 
+class ModelRunnerOutput(Protocol):
+    """What the workers hand back of a step."""
+
+    kv_connector_output: ConnectorOutput | None
+
+
 class Scheduler(Protocol):
     """A scheduler of one engine."""
 
     connector: object
+
+    def reset_prefix_cache(self, reset_running_requests: bool = ...) -> bool: ...
 
 
 class KVCacheSpec(Protocol):
@@ -250,6 +258,7 @@ class MambaSpec(KVCacheSpec, Protocol):
 
     shapes: Sequence[tuple[int, ...]]
     dtypes: Sequence[Any]
+    mamba_type: Any
 
 
 class KVCacheGroup(Protocol):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from statecache.checkpoint.proof import SlotRecords
 from statecache.engine.faults import guarded
 from statecache.engine.settings import Settings, flag_of
 from statecache.errors import escape_control_chars, exit_engine
@@ -19,17 +21,25 @@ from statecache_vllm import seams
 from statecache_vllm.checkpoint_memory import describe, pool_slots, set_aside
 from statecache_vllm.checkpoints import CheckpointCopy
 from statecache_vllm.hand_over import new_barrier
-from statecache_vllm.views import KVCacheConfig, SchedulerOutput, VllmConfig, Worker
+from statecache_vllm.proof import StepProof, Unproved
+from statecache_vllm.views import KVCacheConfig, SchedulerOutput, Tensor, VllmConfig, Worker
 
 __all__ = ["CheckpointStore", "StoreReport", "WorkerSide"]
 
+# Torch is the engine's, and not there where this package is only checked.
+torch: Any = import_module("torch")
+
 
 class StoreReport(NamedTuple):
-    """What became of the stores of one step: the states, and which of them hold NaN or Inf."""
+    """What became of the copies of one step.
+
+    The states that were stored, which of them hold NaN or Inf, and what the checks found.
+    """
 
     states: tuple[int, ...]
     refused: tuple[int, ...]
     failed: bool = False
+    proof: StepProof = StepProof()
 
 
 class WorkerSide:
@@ -71,9 +81,19 @@ class WorkerSide:
         self._failed = True
         return StoreReport((), (), failed=True)
 
-    @guarded(_report_failure)
     def report(self) -> StoreReport | None:
-        """Return what became of this step's stores, None where there were none."""
+        """Return what became of this step's copies, None where there were none.
+
+        What the checks found is not guarded: a wrong answer must not go on because of an error.
+        """
+        proof = None if self.store is None else self.store.take_proof()
+        report = self._report()
+        if proof is None:
+            return report
+        return (report or StoreReport((), ()))._replace(proof=proof)
+
+    @guarded(_report_failure)
+    def _report(self) -> StoreReport | None:
         if self._failed:
             return self._report_failure()
         report = None if self.store is None else self.store.report()
@@ -85,6 +105,7 @@ class _Pool:
     active: Any
     pool: Any
     groups: list[int]  # positions among the recurrent groups
+    kind: str  # of its layers
 
 
 class CheckpointStore:
@@ -93,6 +114,10 @@ class CheckpointStore:
     A state of vLLM 0.32 is one block in each group of recurrent layers, and the groups lie over
     each other: layer `i` of every group may be the same tensor. Groups that share their tensors
     share a pool, in which a state takes one slot a group: one launch a tensor kind moves them all.
+
+    What is restored is compared with the record of its slot; what does not fit is not restored and
+    is in the next report. So is a state whose bytes have changed, which is known only then: the
+    host does not wait for a sum before the forward.
     """
 
     def __init__(
@@ -102,7 +127,7 @@ class CheckpointStore:
         self._int8 = settings.checkpoints == "int8"
         library = import_module("statecache.checkpoint.pool")
         self._pools = []
-        for active, positions in _active_states(vllm_config, kv_cache_config):
+        for active, positions, kind in _active_states(vllm_config, kv_cache_config):
             total = slots * len(positions)
             try:
                 pool = library.CheckpointPool(active, total, mode=settings.checkpoints)
@@ -111,24 +136,62 @@ class CheckpointStore:
                 why = escape_control_chars(str(error))
                 exit_engine(f"no memory for {what}: {why}: lower {flag_of('checkpoint_slots')}")
             pool.alloc(total)
-            self._pools.append(_Pool(active, pool, positions))
+            self._pools.append(_Pool(active, pool, positions, kind))
+        self.records = SlotRecords(settings.verify, self._sums)
         self._stored: tuple[int, ...] | None = None
         self._reports: list[tuple[_Pool, Any, dict[int, int]]] = []
+        self._look_anew()
+
+    def _look_anew(self) -> None:
+        self._unproved: list[Unproved] = []
+        self._compared: list[tuple[int, tuple[Tensor, Tensor]]] = []
+        self._added_up = 0
+        self._errors: list[tuple[str, Tensor]] = []
 
     def restore(self, copies: Sequence[CheckpointCopy]) -> None:
         """Bring states back into blocks, one launch a tensor kind."""
-        for pool in self._pools:
-            blocks, slots, _ = _places(pool, copies)
+        proved = [copy for copy in copies if self._is_proved(copy)]
+        for pool in self._pools if proved else ():
+            blocks, slots, _ = _places(pool, proved)
             pool.pool.load(slots, pool.active, blocks)
+
+    def _is_proved(self, copy: CheckpointCopy) -> bool:
+        """Whether the slot says that it holds this state; its bytes are compared in the report."""
+        what = self.records.mismatch(copy.slot, copy.prefix)
+        if what is not None:
+            self._unproved.append(Unproved(copy.state, what))
+            return False
+        sums = self.records.sums(copy.slot)
+        if sums is not None:
+            self._compared.append((copy.state, sums))
+        return True
 
     def store(self, copies: Sequence[CheckpointCopy]) -> None:
         """Keep states, one launch a tensor kind."""
-        self._stored = tuple(state for state, _, _ in copies)
+        self._stored = tuple(copy.state for copy in copies)
+        self.records.erase(copy.slot for copy in copies)
         for pool in self._pools:
             blocks, slots, states = _places(pool, copies)
             report = pool.pool.store(pool.active, blocks, slots)
             if self._int8:
                 self._reports.append((pool, report, dict(zip(slots, states, strict=True))))
+        for copy in copies:
+            if self.records.write(copy.slot, copy.prefix):
+                self._added_up += 1
+                self.records.look(self._measure, copy)
+
+    def _sums(self, slot: int) -> Tensor:
+        return torch.cat(
+            [pool.pool.checksums(_slots_of(pool, slot)) for pool in self._pools],
+        )
+
+    def _measure(self, copy: CheckpointCopy) -> None:
+        """Compare a state of int8 with the blocks it was made of."""
+        for pool in self._pools if self._int8 else ():
+            for group, slot in zip(pool.groups, _slots_of(pool, copy.slot), strict=True):
+                at = torch.tensor([copy.blocks[group]])
+                found = pool.pool.relative_errors(pool.active, at, slot)
+                self._errors.append((pool.kind, found))
 
     def report(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Return the states of the last store and which of them hold NaN or Inf, once.
@@ -143,16 +206,43 @@ class CheckpointStore:
             slots = report.refused()
             refused.update(dict.fromkeys(states[slot] for slot in slots))
             pool.pool.alloc(len(slots))  # every slot stays allocated: the scheduler rules them
+            self.records.erase(slot // len(pool.groups) for slot in slots)
         self._reports.clear()
         return stored, tuple(refused)
+
+    def take_proof(self) -> StepProof | None:
+        """Return what was found since the last time; None where nothing was looked at.
+
+        Waits for the device if bytes were added up.
+        """
+        if not (self._unproved or self._compared or self._added_up):
+            return None
+        unproved = [
+            *self._unproved,
+            *(
+                Unproved(state, "bytes")
+                for state, (before, now) in self._compared
+                if not torch.equal(before, now)
+            ),
+        ]
+        errors: dict[str, list[float]] = {}
+        for kind, found in self._errors:
+            # That of a state that was refused is not finite.
+            errors.setdefault(kind, []).extend(filter(math.isfinite, found.tolist()))
+        proof = StepProof(tuple(unproved), self._added_up, len(self._compared), errors)
+        self._look_anew()
+        return proof
 
 
 def _active_states(
     vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
-) -> list[tuple[Any, list[int]]]:
-    """Return the states of the layers, and the recurrent groups that keep theirs in them."""
+) -> list[tuple[Any, list[int], str]]:
+    """Return the states of the layers, the recurrent groups that keep theirs in them, their kind.
+
+    The kind is that of the first such group.
+    """
     library = import_module("statecache.checkpoint.pool")
-    found: dict[tuple[int, ...], tuple[Any, list[int]]] = {}
+    found: dict[tuple[int, ...], tuple[Any, list[int], str]] = {}
     state_groups, _, _ = seams.groups_of(kv_cache_config)
     for position, group in enumerate(state_groups):
         names = kv_cache_config.kv_cache_groups[group].layer_names
@@ -161,19 +251,25 @@ def _active_states(
         if where not in found:
             convolutions = [conv for _, several in layers for conv in several]
             active = library.ActiveState([temporal for temporal, _ in layers], convolutions)
-            found[where] = (active, [])
+            spec = kv_cache_config.kv_cache_groups[group].kv_cache_spec
+            found[where] = (active, [], seams.kind_of(spec))
         found[where][1].append(position)
     return list(found.values())
+
+
+def _slots_of(pool: _Pool, slot: int) -> list[int]:
+    """Return the slots of `pool` that make up a slot of the scheduler's."""
+    width = len(pool.groups)
+    return [slot * width + at for at in range(width)]
 
 
 def _places(
     pool: _Pool, copies: Sequence[CheckpointCopy]
 ) -> tuple[list[int], list[int], list[int]]:
     """Return block, slot and state of each copy in each group of `pool`."""
-    width = len(pool.groups)
-    blocks = [ids[group] for _, _, ids in copies for group in pool.groups]
-    slots = [slot * width + at for _, slot, _ in copies for at in range(width)]
-    states = [state for state, _, _ in copies for _ in range(width)]
+    blocks = [copy.blocks[group] for copy in copies for group in pool.groups]
+    slots = [slot for copy in copies for slot in _slots_of(pool, copy.slot)]
+    states = [copy.state for copy in copies for _ in pool.groups]
     return blocks, slots, states
 
 

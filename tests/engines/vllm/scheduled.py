@@ -67,7 +67,7 @@ class Shadow:
         """After `schedule`: every request that resumes does so from its own state."""
         commands = planned.kv_connector_metadata
         restores = [] if commands is None else commands.restores
-        restored = {at: self._slots[slot] for _, slot, ids in restores for at in ids}
+        restored = {at: self._slots[copy.slot] for copy in restores for at in copy.blocks}
         cached = planned.scheduled_cached_reqs
         begun = [
             (request.req_id, request.num_computed_tokens) for request in planned.scheduled_new_reqs
@@ -78,8 +78,8 @@ class Shadow:
             if name in fresh and tokens:
                 self._check(name, tokens, restored)
         if commands is not None:
-            for _, slot, ids in commands.stores:
-                self._slots[slot] = self._run.pool.blocks[ids[0]].block_hash[:-4]
+            for copy in commands.stores:
+                self._slots[copy.slot] = self._run.pool.blocks[copy.blocks[0]].block_hash[:-4]
 
     def _check(self, name: str, tokens: int, restored: dict[int, bytes]) -> None:
         self.resumed += 1
@@ -209,7 +209,7 @@ class Run:
             if commands.stores:
                 from statecache_vllm.connector import Stored
 
-                stored = Stored(tuple(state for state, _, _ in commands.stores), ())
+                stored = Stored(tuple(copy.state for copy in commands.stores), ())
                 report = KVConnectorOutput(kv_connector_worker_meta=stored)
         output = ModelRunnerOutput(
             req_ids=names,

@@ -61,7 +61,7 @@ def test_two_of_a_pair_share_nothing(model, plugin, pair):
         assert len(run.scheduler_side.checkpoints) == 2
         without_states(run)
         assert [run.ask(prompt, **each) for each in (other, first)] == [288, 288]
-        assert len({slot for _, slot, _ in run.restores}) == len(run.restores) == 2
+        assert len({copy.slot for copy in run.restores}) == len(run.restores) == 2
         run.scheduler_side.checkpoints.check()
     run.check()
 

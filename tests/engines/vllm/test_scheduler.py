@@ -168,7 +168,7 @@ def test_kv_resident_and_states_gone_is_served_from_a_checkpoint(model):
     assert pressed(Run(model, blocks=100, plugin={}), prompt) == 0
     run = Run(model, blocks=100, plugin=POOL)
     assert pressed(run, prompt) == 288
-    ((_, _, blocks),) = run.restores
+    ((_, _, blocks, _),) = run.restores
     assert len(set(blocks)) == 3
     run.check()
 

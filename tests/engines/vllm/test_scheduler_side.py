@@ -217,7 +217,7 @@ def test_a_state_that_is_offered_in_part_is_not_stored(model):
     whole = [(group, 10 + group, BLOCK * 2) for group in range(3)]
     assert stores(whole[:2]) == []
     assert stores([(group, block, tokens + 1) for group, block, tokens in whole]) == []
-    assert [ids for _, _, ids in stores(whole)] == [(10, 11, 12)]
+    assert [copy.blocks for copy in stores(whole)] == [(10, 11, 12)]
     assert stores([("gone", 1, 2)][:0]) == []
 
 

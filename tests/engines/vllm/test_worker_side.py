@@ -6,10 +6,13 @@ import pytest
 import torch
 from scheduled import GROUPS, _groups
 
+from statecache.checkpoint.proof import Prefix
 from statecache.engine.settings import Settings
 from statecache_vllm import seams
 from statecache_vllm import worker_side as worker
+from statecache_vllm.checkpoints import CheckpointCopy
 from statecache_vllm.connector import Stored
+from statecache_vllm.proof import StepProof, Unproved
 
 BLOCKS = 8
 
@@ -67,6 +70,11 @@ def test_what_one_of_several_workers_refused_or_failed_counts():
     assert not some.aggregate(some).failed
 
 
+def copy(state, slot, blocks, **prefix):
+    """A copy of a state whose prefix is its number, 64 tokens long, unless another is given."""
+    return CheckpointCopy(state, slot, blocks, Prefix(**{"key": state, "depth": 64, **prefix}))
+
+
 def store_over(monkeypatch, *, shared, **more):
     """A store of four states, and the tensors of each group, all of them the same if `shared`."""
 
@@ -86,13 +94,14 @@ def store_over(monkeypatch, *, shared, **more):
 def test_each_group_of_a_state_comes_back_into_its_own_block(monkeypatch, shared):
     store, tensors = store_over(monkeypatch, shared=shared, checkpoint_slots=4)
     before = [[kind.clone() for kind in group] for group in tensors]
-    store.store([(10, 3, (1, 2, 3)), (11, 0, (4, 5, 6))])
+    store.store([copy(10, 3, (1, 2, 3)), copy(11, 0, (4, 5, 6))])
     assert store.report() == ((10, 11), ())
     assert store.report() is None
     for group in tensors:
         for kind in group:
             kind.zero_()
-    store.restore([(11, 0, (7, 1, 2)), (10, 3, (4, 3, 5))])
+    store.restore([copy(11, 0, (7, 1, 2)), copy(10, 3, (4, 3, 5))])
+    assert store.take_proof() is None
     for group, (was, now) in enumerate(zip(before, tensors, strict=True)):
         for kind, kind_now in zip(was, now, strict=True):
             assert torch.equal(kind_now[(7, 1, 2)[group]], kind[(4, 5, 6)[group]])
@@ -106,10 +115,97 @@ def test_a_state_that_is_refused_is_told_and_its_slot_serves_the_next_one(monkey
     store, tensors = store_over(monkeypatch, shared=shared, **more)
     tensors[1][1][2, 0, 0, 0] = float("nan")
     for _ in range(2):
-        store.store([(10, 3, (1, 2, 3)), (11, 0, (4, 5, 6))])
+        store.store([copy(10, 3, (1, 2, 3)), copy(11, 0, (4, 5, 6))])
         assert store.report() == ((10, 11), (10,))
-    store.store([(12, 3, (4, 5, 6))])
+    store.store([copy(12, 3, (4, 5, 6))])
     assert store.report() == ((12,), ())
-    store.restore([(12, 3, (1, 7, 3))])
+    store.restore([copy(12, 3, (1, 7, 3))])
     for at, (group, came_from) in zip((1, 7, 3), enumerate((4, 5, 6)), strict=True):
         assert torch.allclose(tensors[group][1][at], tensors[group][1][came_from], atol=0.05)
+
+
+WRONG = {"prefix": {"key": 99}, "depth": {"depth": 32}, "empty": {}}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_does_not_fit_its_slot_is_not_restored(monkeypatch, what):
+    """The other restore of the step is carried out."""
+    store, tensors = store_over(monkeypatch, shared=False, checkpoint_slots=4)
+    store.store([copy(10, 3, (1, 2, 3)), copy(11, 0, (4, 5, 6))])
+    store.report()
+    before = [[kind.clone() for kind in group] for group in tensors]
+    slot = 1 if what == "empty" else 3
+    store.restore([copy(10, slot, (7, 7, 7), **WRONG[what]), copy(11, 0, (1, 2, 3))])
+    assert store.take_proof() == StepProof((Unproved(10, what),))
+    assert store.take_proof() is None
+    for group, (was, now) in enumerate(zip(before, tensors, strict=True)):
+        for kind, kind_now in zip(was, now, strict=True):
+            assert torch.equal(kind_now[7], kind[7])
+            assert torch.equal(kind_now[(1, 2, 3)[group]], kind[(4, 5, 6)[group]])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("mode", ["native", "int8"])
+def test_a_flipped_bit_in_any_group_and_tensor_is_in_the_report(monkeypatch, shared, mode):
+    more = {"checkpoints": mode, "checkpoint_slots": 4, "verify": 1}
+    store, _ = store_over(monkeypatch, shared=shared, **more)
+    store.store([copy(10, 3, (1, 2, 3)), copy(11, 0, (4, 5, 6))])
+    assert store.report() == ((10, 11), ())
+    proof = store.take_proof()
+    assert (proof.unproved, proof.stores, proof.restores) == ((), 2, 0)
+    flipped = 0
+    for pool in store._pools:
+        width = len(pool.groups)
+        for at in range(width):
+            for row in pool.pool._rows(3 * width + at):
+                data = row[-1].view(torch.uint8).reshape(-1)
+                data[-1] ^= 4
+                store.restore([copy(11, 0, (7, 1, 2)), copy(10, 3, (4, 3, 5))])
+                assert store.take_proof() == StepProof((Unproved(10, "bytes"),), 0, 2, {})
+                data[-1] ^= 4
+                flipped += 1
+    assert flipped == GROUPS * {"native": 2, "int8": 3}[mode]
+    store.restore([copy(10, 3, (4, 3, 5))])
+    assert store.take_proof() == StepProof((), 0, 1, {})
+
+
+def test_the_error_of_int8_is_measured_for_each_group(monkeypatch):
+    """Of a refused state nothing is told."""
+    more = {"checkpoints": "int8", "checkpoint_slots": 4, "verify": 1}
+    store, tensors = store_over(monkeypatch, shared=False, **more)
+    for group in tensors:
+        group[1][4] = 0
+        group[1][5] = 0
+        group[1][6] = 0
+    tensors[2][1][3, 0, 0, 0] = float("inf")
+    store.store([copy(10, 3, (1, 2, 3)), copy(11, 0, (4, 5, 6))])
+    errors = store.take_proof().errors
+    assert list(errors) == ["mamba2"]
+    # Two good groups of the refused state, three groups of zeros.
+    assert sorted(errors["mamba2"])[:3] == [0.0, 0.0, 0.0]
+    assert [0.001 < error < 0.02 for error in sorted(errors["mamba2"])[3:]] == [True, True]
+    assert store.report() == ((10, 11), (10,))
+    store.restore([copy(10, 3, (7, 7, 7))])
+    assert store.take_proof().unproved == (Unproved(10, "empty"),)
+
+
+def test_at_rate_0_nothing_but_the_copies_is_done(monkeypatch):
+    store, _ = store_over(monkeypatch, shared=True, checkpoints="int8", checkpoint_slots=4)
+    for pool in store._pools:
+        monkeypatch.setattr(pool.pool, "checksums", None)
+        monkeypatch.setattr(pool.pool, "relative_errors", None)
+    store.store([copy(10, 3, (1, 2, 3))])
+    store.report()
+    store.restore([copy(10, 3, (4, 5, 6))])
+    assert store.take_proof() is None
+    assert store.records.rate == 0.0
+
+
+def test_what_one_of_several_workers_found_counts():
+    """They look at the same states, each at its own shard."""
+    one = Stored((1,), (), proof=StepProof((), 1, 2, {"gdn": [0.1]}))
+    two = Stored((1,), (), proof=StepProof((Unproved(4, "bytes"),), 1, 2, {"gdn": [0.2]}))
+    both = StepProof((Unproved(4, "bytes"),), 1, 2, {"gdn": [0.1, 0.2]})
+    assert one.aggregate(two).proof == both
+    assert two.aggregate(one).proof.unproved == both.unproved
+    assert two.aggregate(two).proof.unproved == both.unproved

@@ -192,7 +192,7 @@ class CacheLayer:
         if commands is not None and commands.stores:
             from statecache_vllm.connector import Stored
 
-            stored = Stored(tuple(state for state, _, _ in commands.stores), ())
+            stored = Stored(tuple(copy.state for copy in commands.stores), ())
             report = outputs.KVConnectorOutput(kv_connector_worker_meta=stored)
         self._scheduler.update_from_output(
             planned,
