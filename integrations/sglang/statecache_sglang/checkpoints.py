@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from statecache.checkpoint.proof import Prefix, SlotRecords
 from statecache.engine.settings import flag_of
 from statecache.errors import escape_control_chars, exit_engine
 from statecache_sglang.pool_views import Configurator, RequestPool, Tensor
@@ -42,15 +43,19 @@ class CheckpointSlots:
 
     Slot numbers are kept on the host too: on CUDA, `free` and the two copies wait for the slots
     they are given, and a store waits for its report.
+
+    `records` says what each slot holds; the share `verify` is looked at closely.
     """
 
-    def __init__(self, pool: RequestPool, slots: int) -> None:
+    def __init__(self, pool: RequestPool, slots: int, verify: float = 0.0) -> None:
         self._active = _active_state(pool)
         self._device = state_slots.device_of(pool)
         self._pool = _library().CheckpointPool(self._active, slots, reserve_slot_zero=True)
         self.num_slots = slots
         self.refused = self.stored = self.restored = self.failed = 0
         self._refused: set[int] = set()
+        self.records = SlotRecords(verify, lambda slot: self._pool.checksums([slot]))
+        self._last: tuple[list[int], Tensor] | None = None  # the last store: slots, active slots
 
     def alloc(self, n: int = 1) -> Tensor | None:
         """Take `n` slots, or None when fewer are free."""
@@ -59,7 +64,9 @@ class CheckpointSlots:
 
     def free(self, slots: Tensor) -> None:
         """Give slots back."""
-        self._pool.free(slots.tolist())
+        given = slots.tolist()
+        self._pool.free(given)
+        self.records.erase(given)
 
     def available_size(self) -> int:
         """Return how many slots are free."""
@@ -68,6 +75,7 @@ class CheckpointSlots:
     def clear(self) -> None:
         """Give all slots back."""
         self._pool.clear()
+        self.records.clear()
 
     def mem_usage_bytes(self) -> int:
         """Return the bytes the pool holds."""
@@ -84,6 +92,8 @@ class CheckpointSlots:
         A store that fails keeps nothing, as one that is refused does: the states are not cached.
         """
         taken = slots.tolist()
+        self.records.erase(taken)
+        self._last = taken, active_slots
         try:
             report = self._pool.store(self._active, active_slots, taken)
             self._refused = set(report.refused())
@@ -101,6 +111,35 @@ class CheckpointSlots:
         """Whether the last store kept nothing in these slots (NaN or Inf) and freed them."""
         return not self._refused.isdisjoint(slots.tolist())
 
+    def record(self, prefix: Prefix) -> list[float] | None:
+        """Write down what the one state of the last store is of; it cannot be used before.
+
+        Returns None unless it is looked at closely; then the errors of its layers.
+        """
+        last, self._last = self._last, None
+        if last is None:
+            return None
+        (slot,), active_slots = last
+        if not self.records.write(slot, prefix):
+            return None
+
+        def errors(source: Tensor) -> list[float]:
+            found = self._pool.relative_errors(self._active, source, slot)
+            return [] if found is None else found.tolist()
+
+        return self.records.look(errors, active_slots) or []
+
+    def mismatch(self, slots: Tensor, prefix: Prefix) -> str | None:
+        """Return what of the record of this one slot does not fit `prefix`, None if all does."""
+        (slot,) = slots.tolist()
+        return self.records.mismatch(slot, prefix)
+
+    def compare_bytes(self, slots: Tensor) -> bool | None:
+        """Whether the bytes of this one slot are those that were stored; None: not looked at."""
+        (slot,) = slots.tolist()
+        sums = self.records.sums(slot)
+        return None if sums is None else bool(torch.equal(*sums))
+
     def load_to_active(self, _pool: object, slots: Tensor, active_slots: Tensor) -> None:
         """Bring states back into active slots."""
         self.restored += len(slots)
@@ -108,11 +147,15 @@ class CheckpointSlots:
 
 
 class CheckpointMemory:
-    """A pool of `slots` states, built beside those of running requests; None: of as many bytes."""
+    """A pool of `slots` states, built beside those of running requests; None: of as many bytes.
 
-    def __init__(self, slots: int | None) -> None:
+    The share `verify` of states is looked at closely.
+    """
+
+    def __init__(self, slots: int | None, verify: float) -> None:
         _library()
         self._slots = slots
+        self._verify = verify
 
     def build_beside(
         self,
@@ -128,7 +171,7 @@ class CheckpointMemory:
         original(pool, *args, **kwargs)
         slots = slots_beside(pool) if self._slots is None else self._slots
         try:
-            checkpoints = CheckpointSlots(pool, slots)
+            checkpoints = CheckpointSlots(pool, slots, self._verify)
         except (MemoryError, RuntimeError, _library().PoolDoesNotFitError) as error:
             exit_engine(
                 f"no memory for an int8 checkpoint pool of {slots} states:"

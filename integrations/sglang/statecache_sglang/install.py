@@ -78,7 +78,7 @@ def _state_patches(settings: Settings) -> list[Patch]:
 def _int8_patches(settings: Settings) -> list[Patch]:
     from statecache_sglang.checkpoints import CheckpointMemory, evict_no_checkpoints, no_own_pool
 
-    memory = CheckpointMemory(settings.checkpoint_slots)
+    memory = CheckpointMemory(settings.checkpoint_slots, settings.verify)
     return [
         patches.OWN_INT8_POOL.wrapped_by(no_own_pool),
         patches.INIT_STATE_POOL.wrapped_by(memory.build_beside),

@@ -28,11 +28,19 @@ _log = logging.getLogger("statecache.sglang")
 
 
 class SchedulerSide:
-    """The registry of one tree, and the barrier behind which it is called."""
+    """The registry of one tree, and the barrier behind which it is called.
+
+    `is_locked` says whether a request holds the state of a node.
+    """
 
     def __init__(
-        self, settings: Settings, find_below: Callable[[int, list[int]], list[int]], slots: int
+        self,
+        settings: Settings,
+        find_below: Callable[[int, list[int]], list[int]],
+        is_locked: Callable[[int], bool],
+        slots: int,
     ) -> None:
+        self.is_locked = is_locked
         self.registry = StateRegistry(settings, find_below, slots)
         self.faults = FaultBarrier(_log, "SGLang's own order takes over", "the state index failed")
         self.reporter: Reporter | None = None

@@ -140,6 +140,7 @@ SEAMS: tuple[Seam, ...] = (
             "init_load_back": "params",
             "supports_mamba": "",
             "evict_for_alloc": "params allocation_reclaim_satisfied",
+            "evict": "params",
             "attach_storage_backend": "storage_backend storage_backend_extra_config_json"
             " served_model_name hicache_storage_prefetch_policy hicache_write_policy",
         },

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from statecache.engine.metrics import MetricKey
-from statecache_sglang import fork_admission, reporting
+from statecache_sglang import fork_admission, proof, reporting
 from statecache_sglang.pool_views import Tensor
 from statecache_sglang.scheduler_side import scheduler_side_of
 from statecache_sglang.seams import scheduler, tree
@@ -80,6 +80,8 @@ class SlotShortageMixin(MambaComponent):
             insert_params.mamba_value = None
             self._count("not_finite")
             return 0
+        if stored is not None and length is not None:
+            proof.record_store(self.cache, req, length)
         return length
 
     def _reserve(self, req: Request, is_finished: bool) -> bool:
@@ -117,8 +119,12 @@ class SlotShortageMixin(MambaComponent):
     ) -> MatchResult:
         """SGLang's, or no match at all when the request can get no slot to copy the state to.
 
-        A prefix without its state must not be reused.
+        A prefix without its state must not be reused, nor one whose state is not its own.
         """
+        if params.cow_mamba and not proof.is_proved(self.cache, params, result):
+            params.req.kv.mamba_cow_src_index = None
+            params.req.kv.mamba_needs_clear = params.req.kv.holds_mamba
+            return self.tree_core.empty_match_result
         if params.cow_mamba and not params.req.kv.holds_mamba:
             params.req.statecache_kv_tokens = result.full_kv_hit_length
             node = result.best_match_node

@@ -73,6 +73,7 @@ class StateRegistry:
         self._walking = False
         self._walk_began = 0.0
         self._host_only: set[int] = set()
+        self._condemned: dict[int, None] = {}
 
     def reset(self) -> None:
         """Start over with an empty tree; what was counted stays."""
@@ -160,6 +161,7 @@ class StateRegistry:
             self._index.erase(state)
             self.counts.add(_EVICTED_BY_ENGINE)
         self._host_only.discard(state)
+        self._condemned.pop(state, None)
         parent = self._parent.pop(state)
         siblings = self._children[parent]
         del siblings[state]
@@ -193,8 +195,22 @@ class StateRegistry:
         self._walking = True
         self._proposed.clear()
 
+    def condemn(self, state: int) -> bool:
+        """The state of this node must go: it goes before all others; False if there is none."""
+        if state not in self:
+            return False
+        self._condemned[state] = None
+        return True
+
     def next_victim(self, is_locked: Callable[[int], bool]) -> int | None:
-        """Return the cheapest state that is not locked and was not proposed in this walk."""
+        """Return the cheapest state that is not locked and was not proposed in this walk.
+
+        Those that were condemned come first. The clock does not move for them.
+        """
+        for condemned in self._condemned:
+            if condemned not in self._host_only and not is_locked(condemned):
+                del self._condemned[condemned]
+                return condemned
         while (state := self._index.next_victim()) is not None:
             if not is_locked(state):
                 self._proposed.add(state)

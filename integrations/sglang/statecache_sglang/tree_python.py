@@ -46,7 +46,7 @@ class IndexedMambaComponent(SlotShortageMixin):
 
     def attach(self, settings: Settings, slots: int) -> SchedulerSide:
         """Let the index lead the walk from here on. The tree must still be empty."""
-        self._side = SchedulerSide(settings, self._find_below, slots)
+        self._side = SchedulerSide(settings, self._find_below, self._is_locked, slots)
         self.faults = self._side.faults
         self.backups = BackupLocks()
         return self._side

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from statecache.checkpoint.proof import Prefix
 from statecache_sglang.pool_views import Checkpoints, RequestPool, Tensor
 
 
@@ -46,6 +47,8 @@ class RequestKv(Protocol):
 
     mamba_ping_pong_track_buffer: Tensor | None
     mamba_last_track_seqlen: int | None
+    mamba_cow_src_index: Tensor | None
+    mamba_needs_clear: bool
 
     @property
     def holds_mamba(self) -> bool: ...
@@ -56,6 +59,8 @@ class Request(Protocol):
 
     `statecache_kv_tokens`: how far its KV was resident when it was matched last.
     `statecache_branch_point`: where its first chunk was made to end.
+    `statecache_prefix`: what the state is of that it was last matched with, or that it left.
+    `statecache_compared`: the node, and that prefix, whose bytes were compared last for it.
     """
 
     kv: RequestKv
@@ -74,6 +79,8 @@ class Request(Protocol):
     cached_tokens: int
     statecache_kv_tokens: int
     statecache_branch_point: int
+    statecache_prefix: Prefix
+    statecache_compared: tuple[int, Prefix]
 
     @property
     def output_ids_through_stop(self) -> Sequence[int]: ...
@@ -150,6 +157,7 @@ class MatchResult(Protocol):
     """What was found: the node to resume from, and how far KV is resident."""
 
     best_match_node: int
+    device_prefix_len: int
     full_kv_hit_length: int
 
 
@@ -224,6 +232,7 @@ class TreeCache(Protocol):
     def mamba_evictable_size(self) -> int: ...
     def mamba_protected_size(self) -> int: ...
     def evict_for_alloc(self, params: object) -> object: ...
+    def evict(self, params: object) -> object: ...
 
 
 # The tree of a cache.

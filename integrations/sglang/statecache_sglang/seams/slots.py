@@ -31,6 +31,7 @@ __all__ = [
     "checkpoint_pool",
     "count_slots_in_use",
     "device_of",
+    "evict_checkpoint",
     "evict_states",
     "free_state_slots",
     "is_hybrid_pool",
@@ -79,6 +80,11 @@ def evict_states(cache: TreeCache, count: int) -> None:
     """Have SGLang make room for so many state slots."""
     params = load(at.PREFIX_CACHE).EvictParams
     cache.evict_for_alloc(params(num_tokens=0, mamba_num=count))
+
+
+def evict_checkpoint(cache: TreeCache) -> None:
+    """Have SGLang drop one state of the checkpoint pool."""
+    cache.evict(load(at.PREFIX_CACHE).EvictParams(num_tokens=0, mamba_num=1))
 
 
 def without_states(evict_params: Any) -> object:

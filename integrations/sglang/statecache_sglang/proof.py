@@ -1,0 +1,91 @@
+"""A matched state proves itself before a request gets it; what does not fit is no match.
+
+The slot of each int8 checkpoint says which prefix its state is of. That is compared with the match
+and, for the share `--statecache-verify`, so are the bytes with the sum that was taken when they
+were stored. A state that fails is dropped, and its prompt computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from statecache.checkpoint.proof import Prefix
+from statecache.engine.metrics import MetricKey
+from statecache.engine.verification import note_errors
+from statecache.index.keyed_index import TokenPrefixes
+from statecache_sglang.scheduler_side import namespace_of, scheduler_side_of
+from statecache_sglang.seams import slots as state_slots
+from statecache_sglang.seams import tree
+
+if TYPE_CHECKING:
+    from statecache_sglang.checkpoints import CheckpointSlots
+    from statecache_sglang.views import MatchParameters, MatchResult, Request, TreeCache
+
+__all__ = ["is_proved", "record_store"]
+
+_log = logging.getLogger("statecache.sglang")
+_MAMBA = tree.mamba_type()
+# The layers of a model of SGLang 0.5.23 that have states in slots are all of one kind.
+_KIND = "temporal"
+
+
+def record_store(cache: TreeCache, req: Request, depth: int) -> None:
+    """The state of `req` after `depth` tokens was stored last: write that down in its slot."""
+    slots = _checkpoints(cache)
+    if slots is None or depth <= 0:
+        return
+    errors = slots.record(_prefix(req, depth))
+    side = scheduler_side_of(cache)
+    if errors is not None and side is not None:
+        side.counts.add(MetricKey.VERIFIED_STORES.value)
+        note_errors(side.counts, {_KIND: errors}, _log)
+
+
+def is_proved(cache: TreeCache, params: MatchParameters, result: MatchResult) -> bool:
+    """Whether the state this match ends at is that of the request's own prefix.
+
+    One that is not is counted and, unless a running request holds it, dropped.
+    """
+    slots = _checkpoints(cache)
+    node = result.best_match_node
+    state = None if slots is None else cache.tree_core.get_component_device_value(node, _MAMBA)
+    if slots is None or state is None:
+        return True
+    req, side = params.req, scheduler_side_of(cache)
+    prefix = _prefix(req, result.device_prefix_len)
+    what = slots.mismatch(state, prefix)
+    if what is None and getattr(req, "statecache_compared", None) != (node, prefix):
+        same = slots.compare_bytes(state)
+        if same is not None and side is not None:
+            side.counts.add(MetricKey.VERIFIED_RESTORES.value)
+        what = "bytes" if same is False else None
+        # A waiting request is matched again and again.
+        req.statecache_compared = (node, prefix)
+    if what is None:
+        return True
+    if side is not None:
+        side.counts.add(MetricKey.RESTORE_MISMATCHES.of(what))
+        side.faults.count(
+            f"the state of node {node} is not what was to be restored ({what}): it is dropped and"
+            " the prompt computed",
+            takes_over=False,
+        )
+        if side.registry.condemn(node) and side.faults.active and not side.is_locked(node):
+            state_slots.evict_checkpoint(cache)
+    return False
+
+
+def _checkpoints(cache: TreeCache) -> CheckpointSlots | None:
+    """Return the plugin's pool of checkpoints; SGLang's own keeps no records."""
+    pool = state_slots.checkpoint_pool(cache.req_to_token_pool)
+    return pool if hasattr(pool, "records") else None  # type: ignore[return-value]  # ours
+
+
+def _prefix(req: Request, depth: int) -> Prefix:
+    known: Prefix | None = getattr(req, "statecache_prefix", None)
+    if known is None or known.depth != depth:
+        space = namespace_of(req.extra_key, req.cache_salt)
+        known = Prefix(TokenPrefixes.key(req.full_untruncated_fill_ids, depth, space), depth)
+        req.statecache_prefix = known
+    return known
