@@ -114,9 +114,12 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """No tokens come from outside: a restored state makes the local hit longer."""
-        del request, num_computed_tokens
-        return 0, False
+        """No tokens come from outside: a restored state makes the local hit longer.
+
+        None tells vLLM to leave the request in its queue for this step and to go on with the next.
+        """
+        del num_computed_tokens
+        return None if self.scheduler_side.must_wait(request) else 0, False
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
@@ -129,7 +132,7 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepCommands:
         """Return this step's copies."""
-        restores, stores = self.scheduler_side.plan(scheduler_output.kv_connector_block_state)
+        restores, stores = self.scheduler_side.plan(scheduler_output)
         return StepCommands(restores, stores)
 
     def update_connector_output(self, connector_output: ConnectorOutput) -> None:

@@ -5,7 +5,8 @@ vLLM repeats a lookup until the request is admitted; only then is what was found
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import cast
 
 from statecache.engine.faults import guarded
 from statecache.engine.settings import Settings
@@ -15,6 +16,7 @@ from statecache_vllm.block_queues import ProtectedRequests
 from statecache_vllm.cache_layout import CacheLayout
 from statecache_vllm.checkpoints import CheckpointCopy, CheckpointManager
 from statecache_vllm.hand_over import ActiveParts
+from statecache_vllm.queued_heads import QueuedHeads
 from statecache_vllm.reporting import SchedulerReport
 from statecache_vllm.views import (
     FoundBlocks,
@@ -22,6 +24,7 @@ from statecache_vllm.views import (
     KVCacheBlocks,
     KVCacheManager,
     Request,
+    StateManager,
 )
 
 __all__ = ["Lookup"]
@@ -32,7 +35,7 @@ class Lookup:
 
     `planned` holds, for a request that was looked up, the state it is to resume from; `restores`
     those of the requests admitted since the last step. `protected` is there where the block queue
-    listens to requests.
+    listens to requests, `heads` where requests may wait for each other.
     """
 
     def __init__(
@@ -45,12 +48,18 @@ class Lookup:
     ) -> None:
         self.faults = parts.faults
         self.protected: ProtectedRequests | None = None
+        self.heads: QueuedHeads | None = None
         self.planned: dict[str, CheckpointCopy] = {}
         self.restores: list[CheckpointCopy] = []
         self._parts = parts
         self._layout = layout
         self._manager = manager
         self._report = report
+        self._states = [
+            cast("StateManager", manager.coordinator.single_type_managers[group])
+            for group in layout.state_groups
+        ]
+        self._found: FoundBlocks | None = None
         self._follows_prompts = find_policy(settings.policy).needs_prompts
         self._resident: dict[str, int] = {}  # tokens of a request whose KV was there
         self._hit: dict[str, int] = {}  # states that served a lookup from their blocks
@@ -59,15 +68,45 @@ class Lookup:
     def known(self) -> set[str]:
         """The names of all requests something is held of."""
         protected = set[str]() if self.protected is None else self.protected.known
-        return protected.union(self.planned, self._resident, self._hit)
+        heads = set[str]() if self.heads is None else self.heads.known
+        return protected.union(self.planned, self._resident, self._hit, heads)
 
     def get_computed_blocks(
         self, original: Callable[[Request], FoundBlocks], request: Request
     ) -> FoundBlocks:
         """Around `KVCacheManager.get_computed_blocks`: the only place where a lookup comes in."""
+        self._found = None
+        if self._still_waits(request):
+            return self._manager.empty_kv_cache_blocks, 0, 0
         found = self._find(original, request) if self._parts.owns_blocks else original(request)
         self._report.looked_up(request, found)
+        self._found = found
         return found
+
+    def _wait_for_nothing(self, *_: object) -> bool:
+        self.heads = None
+        return False
+
+    @guarded(_wait_for_nothing)
+    def _still_waits(self, request: Request) -> bool:
+        return self.heads is not None and self.heads.still_waits(request)
+
+    @guarded(_wait_for_nothing)
+    def must_wait(self, request: Request) -> bool:
+        """Whether a request that was just looked up is to stay in the queue for this step.
+
+        So it is where its state is written in this very step: vLLM would have all others wait, too.
+        """
+        if self._found is None:
+            return True
+        if not self._manager.prefix_cache_lookup_enabled(request):
+            return False
+        blocks, hit, _ = self._found
+        for group, states in zip(self._layout.state_groups, self._states, strict=True):
+            found = blocks.blocks[group]
+            if found and found[-1].block_hash in states.cached_blocks_this_step:
+                return True
+        return self.heads is not None and self.heads.must_wait(request, hit)
 
     def _find(self, original: Callable[[Request], FoundBlocks], request: Request) -> FoundBlocks:
         found = self._find_in_blocks(original, request)
@@ -182,14 +221,64 @@ class Lookup:
         planned = self.planned.pop(request.request_id, None)
         self._report.admitted(request)
         if planned is not None:
-            self.restores.append(planned)
-            for at, group in zip(planned[2], self._layout.state_groups, strict=True):
-                if at not in {block.block_id for block in blocks.blocks[group]}:
-                    raise RuntimeError(
-                        "statecache: vLLM did not take the block of a restored state"
-                    )
-        restored = None if planned is None else planned[0]
+            self._promise(planned, request, blocks)
+        restored = None if planned is None else planned.state
         self._use(request, self._hit.pop(request.request_id, None), restored)
+
+    def _promise(self, copy: CheckpointCopy, request: Request, blocks: KVCacheBlocks) -> None:
+        """Have a state restored, and its blocks found by others from now on.
+
+        They are filled before anything reads them in this step.
+        """
+        depth = copy.prefix.depth // self._layout.block_tokens
+        self.restores.append(copy)
+        for at, group in zip(copy.blocks, self._layout.state_groups, strict=True):
+            if [block.block_id for block in blocks.blocks[group][depth - 1 : depth]] != [at]:
+                raise RuntimeError("statecache: vLLM did not take the block of a restored state")
+        for group in self._layout.state_groups:
+            self._manager.block_pool.cache_full_blocks(
+                request=request,
+                blocks=blocks.blocks[group],
+                num_cached_blocks=depth - 1,
+                num_full_blocks=depth,
+                block_size=self._layout.block_tokens,
+                kv_cache_group_id=group,
+            )
+
+    def cache_partial_block(
+        self,
+        original: Callable[..., bytes | None],
+        request: Request,
+        block: KVCacheBlock,
+        num_tokens: int,
+        kv_cache_group_id: int,
+        block_size: int,
+        replace_existing_hashes: bool = False,
+    ) -> bytes | None:
+        """Around `BlockPool.cache_partial_block`: a name that is there already is no new one."""
+        if not replace_existing_hashes and num_tokens % block_size == 0:
+            key = self._key_at(request, num_tokens, kv_cache_group_id)
+            if self._is_there(key, request, block):
+                return None
+        return original(
+            request=request,
+            block=block,
+            num_tokens=num_tokens,
+            kv_cache_group_id=kv_cache_group_id,
+            block_size=block_size,
+            replace_existing_hashes=replace_existing_hashes,
+        )
+
+    def _key_at(self, request: Request, tokens: int, group: int) -> bytes:
+        last = tokens // self._manager.block_pool.hash_block_size - 1
+        return seams.key_of(request.block_hashes[last], group)
+
+    def _is_there(self, key: bytes, request: Request, block: KVCacheBlock) -> bool:
+        """Whether a block holds what `key` names, or will before anything reads it in this step."""
+        planned = self.planned.get(request.request_id)
+        if planned is not None and block.block_id in planned.blocks:
+            return True
+        return self._manager.block_pool.cached_block_hash_to_block.contain(key, block.block_id)
 
     def _end_checkpoints(self, *_: object) -> None:
         self._parts.end_checkpoints()
@@ -216,13 +305,32 @@ class Lookup:
         restores, self.restores = self.restores, []
         return restores
 
-    def finished(self, name: str) -> None:
+    def finished(self, request: Request) -> None:
         """Forget a request."""
+        name = request.request_id
+        self._end_wait(request)
         self.planned.pop(name, None)
         self._resident.pop(name, None)
         self._hit.pop(name, None)
         if self.protected is not None:
             self.protected.finished(name)
+
+    @guarded(_wait_for_nothing)
+    def _end_wait(self, request: Request) -> bool:
+        if self.heads is not None:
+            self.heads.finished(request)
+        return False
+
+    def stepped(self, scheduled: Mapping[str, int]) -> None:
+        """A step of so many tokens a request is planned."""
+        self._found = None
+        self._note_step(scheduled)
+
+    @guarded(_wait_for_nothing)
+    def _note_step(self, scheduled: Mapping[str, int]) -> bool:
+        if self.heads is not None:
+            self.heads.stepped(scheduled)
+        return False
 
     def forget(self) -> None:
         """Forget what was found: no checkpoint is there any more."""

@@ -14,6 +14,7 @@ __all__ = [
     "ALLOCATE_SLOTS",
     "ALWAYS",
     "BLOCK_MAP",
+    "CACHE_PARTIAL_BLOCK",
     "END_PREFILL_CHUNK",
     "EVICT_BLOCKS",
     "FREE_QUEUE",
@@ -113,6 +114,14 @@ EVICT_BLOCKS = Patch(
     upstream="BlockPool.evict_blocks of vLLM 0.32 leaves such a block where it is",
     remove_when=_RESET_EVENT,
 )
+CACHE_PARTIAL_BLOCK = Patch(
+    f"{POOL}:BlockPool.cache_partial_block",
+    why="a state that a request resumes from is named once more and then counts as one of this"
+    " step: of the requests that share it one is admitted a step, and all others wait behind them",
+    upstream="MambaManager._cache_partial_tail_block of vLLM 0.32 adds the name to"
+    " cached_blocks_this_step, whoever wrote the state",
+    remove_when="vLLM defers a hit only where the state is written in the same step",
+)
 REMOVE_SKIPPED_BLOCKS = Patch(
     f"{MANAGER}:KVCacheManager.remove_skipped_blocks",
     why="a dry run must leave the order in which blocks are freed as it is without a connector",
@@ -132,5 +141,6 @@ PATCHES = (
     TOUCH,
     RESET_PREFIX_CACHE,
     EVICT_BLOCKS,
+    CACHE_PARTIAL_BLOCK,
     REMOVE_SKIPPED_BLOCKS,
 )

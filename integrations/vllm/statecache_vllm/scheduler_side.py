@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 
 from statecache._blocks import BlockHashIndex, BlockQueue
@@ -18,15 +19,16 @@ from statecache_vllm.hand_over import ActiveParts
 from statecache_vllm.lookup import Lookup
 from statecache_vllm.pool_changes import PoolChanges
 from statecache_vllm.prefill_chunks import ChunkEnds, settle_interval
+from statecache_vllm.queued_heads import QueuedHeads
 from statecache_vllm.reporting import SchedulerReport
 from statecache_vllm.seam_table import REPLACED
 from statecache_vllm.stores import Stores
 from statecache_vllm.views import (
-    BoundaryStates,
     KVCacheBlocks,
     KVCacheConfig,
     KVCacheManager,
     Request,
+    SchedulerOutput,
     VllmConfig,
 )
 
@@ -62,8 +64,13 @@ class SchedulerSide:
                 )
             self._slots = pool_slots(settings, vllm_config, kv_cache_config)
             proof.install()
-        self._interval = settle_interval(settings, vllm_config.cache_config, kv_cache_config)
-        self.chunk_ends = ChunkEnds(self._interval, self.faults)
+        self._interval = settle_interval(
+            settings,
+            vllm_config.cache_config,
+            kv_cache_config,
+            vllm_config.model_config.max_model_len,
+        )
+        self.chunk_ends: ChunkEnds | None = None
 
     @property
     def queue(self) -> BlockQueue | None:
@@ -91,9 +98,19 @@ class SchedulerSide:
         rows = [patches.GET_COMPUTED_BLOCKS.on(manager).wrapped_by(self.lookup.get_computed_blocks)]
         if self._settings.dry_run:
             rows.append(patches.REMOVE_SKIPPED_BLOCKS.on(manager).replaced_by(_remove_nothing))
+        else:
+            named = self.lookup.cache_partial_block
+            rows.append(patches.CACHE_PARTIAL_BLOCK.on(pool).wrapped_by(named))
+        if self._settings.wait_for_head == "on":
+            grid, unit = math.lcm(*sizes), pool.hash_block_size
+            cost = self._settings.cost_model()
+            self.lookup.heads = QueuedHeads(cost, grid, unit, self._interval)
         if self._settings.block_policy != "stock" or self._slots:
             self._take_blocks(manager, rows)
         PatchSet(rows).install()
+        if states and not self._settings.dry_run:
+            of_states = manager.coordinator.single_type_managers[states[0]].block_size
+            self.chunk_ends = ChunkEnds(of_states, self._interval, self.lookup)
         self._say_what_is_in_force()
 
     def _take_blocks(self, manager: KVCacheManager, rows: list[Patch]) -> None:
@@ -146,18 +163,21 @@ class SchedulerSide:
         requests = self.stores.requests
         requests.pop(request.request_id, None)
         self.report.finished(request.request_id, last=not requests)
-        self.lookup.finished(request.request_id)
+        self.lookup.finished(request)
 
     def admitted(self, request: Request, blocks: KVCacheBlocks) -> None:
         """A request got its blocks: what was found for it is certain now."""
         self.lookup.admitted(request, blocks)
 
-    def plan(
-        self, states: BoundaryStates | None
-    ) -> tuple[list[CheckpointCopy], list[CheckpointCopy]]:
+    def must_wait(self, request: Request) -> bool:
+        """Whether a request that was just looked up is to stay in the queue for this step."""
+        return not self._settings.dry_run and self.lookup.must_wait(request)
+
+    def plan(self, step: SchedulerOutput) -> tuple[list[CheckpointCopy], list[CheckpointCopy]]:
         """Return the restores and stores of this step."""
         self.parts.before_step()
-        return self.lookup.take_restores(), self.stores.plan(states)
+        self.lookup.stepped(step.num_scheduled_tokens)
+        return self.lookup.take_restores(), self.stores.plan(step)
 
     def stored(self, states: Sequence[int], refused: Sequence[int], *, failed: bool) -> None:
         """The workers report; `failed` if one of them could not store."""

@@ -71,6 +71,7 @@ SEAMS: tuple[Seam, ...] = (
             "bind_kv_cache_manager": "kv_cache_manager",
             "build_connector_meta": "scheduler_output",
             "on_new_request": "request",
+            "get_num_new_matched_tokens": "request num_computed_tokens",
             "update_state_after_alloc": "request blocks num_external_tokens",
             "update_connector_output": "connector_output",
             "register_kv_caches": "kv_caches",
@@ -96,6 +97,10 @@ SEAMS: tuple[Seam, ...] = (
             "free_blocks": "ordered_blocks",
             "evict_blocks": "block_ids",
             "reset_prefix_cache": "",
+            "cache_partial_block": "request block num_tokens kv_cache_group_id block_size"
+            " replace_existing_hashes",
+            "cache_full_blocks": "request blocks num_cached_blocks num_full_blocks block_size"
+            " kv_cache_group_id block_mask",
         },
     ),
     Seam(
@@ -134,6 +139,7 @@ SEAMS: tuple[Seam, ...] = (
         "HybridKVCacheCoordinator",
         {"find_longest_cache_hit_per_group": "block_hashes max_cache_hit_length"},
     ),
+    Seam(REQUEST, "RequestStatus.RUNNING"),
     Seam(SPECS, "MambaSpec", base="KVCacheSpec"),
     Seam(SPECS, "FullAttentionSpec"),
     *methods(
@@ -159,6 +165,7 @@ VIEWS: tuple[View, ...] = (
     View(views.BlockPool, f"{POOL}:BlockPool"),
     View(views.MetricsCollector, f"{BLOCK_METRICS}:KVCacheMetricsCollector"),
     View(views.SingleTypeManager, f"{TYPE_MANAGER}:SingleTypeKVCacheManager"),
+    View(views.StateManager, f"{TYPE_MANAGER}:MambaManager"),
     View(views.Coordinator, f"{COORDINATOR}:HybridKVCacheCoordinator"),
     View(views.KVCacheBlocks, f"{MANAGER}:KVCacheBlocks"),
     View(views.KVCacheManager, f"{MANAGER}:KVCacheManager"),

@@ -41,6 +41,7 @@ __all__ = [
     "groups_of",
     "hook_engine_args",
     "is_mamba",
+    "is_running",
     "is_scheduler_role",
     "key_of",
     "kind_of",
@@ -310,6 +311,12 @@ def groups_of(config: KVCacheConfig) -> tuple[list[int], list[int], list[int]]:
         kind = states if is_mamba(spec) else attention if isinstance(spec, full) else other
         kind.append(index)
     return states, attention, other
+
+
+def is_running(request: object) -> bool:
+    """Whether a request is being computed: neither queued, nor preempted, nor at its end."""
+    status: object = getattr(request, "status", None)
+    return bool(status == load(at.REQUEST).RequestStatus.RUNNING)
 
 
 def fresh_blocks(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from statecache.engine.faults import guarded
 from statecache_vllm.cache_layout import CacheLayout
 from statecache_vllm.checkpoints import CheckpointCopy, CheckpointManager
 from statecache_vllm.hand_over import ActiveParts
-from statecache_vllm.views import BoundaryStates, Request
+from statecache_vllm.views import BoundaryStates, Request, SchedulerOutput
 
 __all__ = ["Stores"]
 
@@ -22,24 +22,48 @@ class Stores:
         self._parts = parts
         self._layout = layout
 
-    def plan(self, states: BoundaryStates | None) -> list[CheckpointCopy]:
+    def plan(self, step: SchedulerOutput) -> list[CheckpointCopy]:
         """Return what the workers are to store after the forward of this step."""
+        states = step.kv_connector_block_state
         if self._parts.checkpoints is None or states is None:
             return []
-        return self._plan(self._parts.checkpoints, states)
+        return self._plan(self._parts.checkpoints, states, step.num_scheduled_tokens)
 
     def _plan_nothing(self, *_: object) -> list[CheckpointCopy]:
         self._parts.end_checkpoints()
         return []
 
     @guarded(_plan_nothing)
-    def _plan(self, checkpoints: CheckpointManager, states: BoundaryStates) -> list[CheckpointCopy]:
+    def _plan(
+        self,
+        checkpoints: CheckpointManager,
+        states: BoundaryStates,
+        scheduled: Mapping[str, int],
+    ) -> list[CheckpointCopy]:
         copies: list[CheckpointCopy] = []
         for name, offers in states.boundary_state_offloads.items():
             request = self.requests.get(name)
             if request is not None:
-                copies += self._copies_of(checkpoints, request, offers)
+                written = self._written(request, offers, scheduled.get(name, 0))
+                copies += self._copies_of(checkpoints, request, written)
         return copies
+
+    def _written(
+        self, request: Request, offers: Sequence[tuple[int, int, int]], tokens: int
+    ) -> Sequence[tuple[int, int, int]]:
+        """Return those of `offers` that the step, of so many tokens, writes.
+
+        A step that begins inside a block and runs past its end leaves the state after its begin
+        there. Chunks end at the end of such a block; where they do not, it loses its name.
+        """
+        start, block = request.num_computed_tokens, self._layout.block_tokens
+        end = start // block * block + block
+        if start % block == 0 or start + tokens <= end or start >= request.num_prompt_tokens:
+            return offers
+        unwritten = {at for _, at, depth in offers if depth == end}
+        if unwritten:
+            self._parts.pool.evict_blocks(unwritten)
+        return [offer for offer in offers if offer[2] != end]
 
     def _copies_of(
         self,

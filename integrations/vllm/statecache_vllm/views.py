@@ -33,6 +33,7 @@ __all__ = [
     "Scheduler",
     "SchedulerOutput",
     "SingleTypeManager",
+    "StateManager",
     "Tensor",
     "TransferConfig",
     "VllmConfig",
@@ -142,11 +143,28 @@ class BlockPool(Protocol):
     def reset_prefix_cache(self) -> bool:
         """Forget what all blocks hold."""
 
+    def cache_full_blocks(
+        self,
+        request: Request,
+        blocks: Sequence[KVCacheBlock],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+    ) -> None:
+        """Name blocks by what they hold."""
+
 
 class SingleTypeManager(Protocol):
     """The blocks of one kind of layer."""
 
     block_size: int
+
+
+class StateManager(SingleTypeManager, Protocol):
+    """The blocks of one group of recurrent layers."""
+
+    cached_blocks_this_step: set[bytes]
 
 
 class Coordinator(Protocol):
@@ -175,6 +193,7 @@ class KVCacheManager(Protocol):
 
     block_pool: BlockPool
     coordinator: Coordinator
+    empty_kv_cache_blocks: KVCacheBlocks
 
     def prefix_cache_lookup_enabled(self, request: Request) -> bool:
         """Whether a request may use what is cached."""
@@ -205,6 +224,8 @@ class Request(Protocol):
     num_prompt_tokens: int
     num_computed_tokens: int
     num_output_tokens: int
+    shared_prefix_boundary: int
+    status: object
     prompt_token_ids: list[int] | None
     prompt_embeds: Tensor | None
     lora_request: LoraRequest | None
@@ -222,6 +243,7 @@ class BoundaryStates(Protocol):
 class SchedulerOutput(Protocol):
     """What a step was planned to do."""
 
+    num_scheduled_tokens: Mapping[str, int]
     kv_connector_block_state: BoundaryStates | None
     kv_connector_metadata: object
 
@@ -242,6 +264,7 @@ class Scheduler(Protocol):
     """A scheduler of one engine."""
 
     connector: object
+    waiting: Iterable[Request]
 
     def reset_prefix_cache(self, reset_running_requests: bool = ...) -> bool: ...
 
@@ -293,6 +316,7 @@ class ModelConfig(Protocol):
     dtype: object
     hf_text_config: Any
     is_hybrid: bool
+    max_model_len: int
 
 
 class TransferConfig(Protocol):

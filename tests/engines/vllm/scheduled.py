@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,15 +34,17 @@ _HASH = get_hash_fn_by_name("sha256")
 GROUPS = 3
 
 
-def _groups(block: int) -> list[KVCacheGroupSpec]:
+def _groups(block: int, attention_block: int, alignment: int | None) -> list[KVCacheGroupSpec]:
     state = MambaSpec(
         block_size=block,
         shapes=((3, 512), (4, 64, 64)),
         dtypes=(torch.bfloat16, torch.float32),
         mamba_cache_mode="align",
+        num_prefill_checkpoint_blocks=int(alignment is not None),
+        prefill_checkpoint_alignment=alignment,
     )
     attention = FullAttentionSpec(
-        block_size=block, num_kv_heads=4, head_size=64, dtype=torch.bfloat16
+        block_size=attention_block, num_kv_heads=4, head_size=64, dtype=torch.bfloat16
     )
     groups = [KVCacheGroupSpec([f"state.{i}"], state) for i in range(GROUPS)]
     return [*groups, KVCacheGroupSpec(["attention"], attention)]
@@ -94,7 +97,10 @@ class Shadow:
 
 
 class Run:
-    """A scheduler of one model with three groups of states and one of attention."""
+    """A scheduler of one model with three groups of states and one of attention.
+
+    With an `alignment` its layers write a state inside a chunk, so many tokens from its begin on.
+    """
 
     def __init__(
         self,
@@ -106,6 +112,9 @@ class Run:
         plugin: dict[str, Any] | None = None,
         budget: int = 8192,
         requests: int = 8,
+        length: int = 4096,
+        alignment: int | None = None,
+        attention_block: int | None = None,
         **more: Any,
     ) -> None:
         load_general_plugins()
@@ -117,7 +126,7 @@ class Run:
             model=str(model),
             dtype="bfloat16",
             block_size=block,
-            max_model_len=4096,
+            max_model_len=length,
             max_num_seqs=requests,
             max_num_batched_tokens=budget,
             enable_prefix_caching=True,
@@ -129,14 +138,14 @@ class Run:
         kv = KVCacheConfig(
             num_blocks=blocks,
             kv_cache_tensors=[],
-            kv_cache_groups=_groups(block),
+            kv_cache_groups=_groups(block, attention_block or block, alignment),
             prefix_cache_retention_interval=self.config.cache_config.prefix_cache_retention_interval,
         )
         self.scheduler = Scheduler(
             vllm_config=self.config,
             kv_cache_config=kv,
             structured_output_manager=StructuredOutputManager(self.config),
-            block_size=block,
+            block_size=math.lcm(block, attention_block or block),
             hash_block_size=hash_block or block,
             log_stats=False,
         )

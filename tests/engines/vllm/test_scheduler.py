@@ -214,6 +214,39 @@ def test_an_interval_that_is_no_multiple_of_the_block_stops(model):
     assert "\n" not in str(e.value)
 
 
+def test_a_wrong_interval_names_the_nearest_legal_ones(model):
+    def line(interval, **shape):
+        with pytest.raises(SystemExit) as stopped:
+            Run(model, blocks=40, plugin={"checkpoint_interval": interval}, **shape)
+        return str(stopped.value)
+
+    assert line(40).endswith("a multiple of the block size, 16 tokens: 32 or 48")
+    assert line(7).endswith("a multiple of the block size, 16 tokens: 16")
+    # Blocks of 48 and 64 tokens end together every 192.
+    shape = {"block": 48, "attention_block": 64, "hash_block": 16}
+    assert line(480, **shape).endswith(
+        "a multiple of what blocks of 48 and 64 tokens have in common, 192 tokens: 384 or 576"
+    )
+
+
+@pytest.mark.parametrize("interval", [None, 0])
+def test_an_interval_that_no_prompt_reaches_is_none(model, caplog, interval):
+    """Blocks of 1,040 and 1,072 tokens end together every 69,680; a prompt has 4,096 at most."""
+    given = {} if interval is None else {"checkpoint_interval": interval}
+    run = Run(
+        model,
+        blocks=40,
+        plugin={"admission": "dense", **given},
+        block=1040,
+        attention_block=1072,
+        hash_block=16,
+    )
+    assert run.scheduler_side.layout.interval == 0
+    assert run.config.cache_config.prefix_cache_retention_interval == 0
+    assert "1040 and 1072 tokens end together every 69680 tokens" in caplog.text
+    assert run.ask(words(random.Random(0), 3000)) == 0
+
+
 @pytest.mark.parametrize(("block", "level"), [(16, "INFO"), (512, "INFO"), (528, "WARNING")])
 def test_the_smallest_prefix_is_said_and_warned_of_when_it_is_long(model, caplog, block, level):
     with caplog.at_level("INFO", logger="statecache"):

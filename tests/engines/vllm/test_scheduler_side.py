@@ -7,10 +7,10 @@ import pytest
 from scheduled import Run, without_states, words
 from vllm.v1.core.block_pool import BlockPool
 
+from statecache.checkpoint.proof import Prefix
 from statecache.engine.settings import Settings
 from statecache_vllm import seams
-from statecache_vllm.hand_over import new_barrier
-from statecache_vllm.prefill_chunks import ChunkEnds
+from statecache_vllm.checkpoints import CheckpointCopy
 from statecache_vllm.state_tree import StateTree
 
 BLOCK = 16
@@ -170,10 +170,16 @@ def test_a_restore_needs_the_kv_that_vllm_finds(model, monkeypatch):
 def test_a_restore_into_blocks_that_vllm_did_not_take_stops_the_step(model):
     run = Run(model, blocks=80, plugin=pool(8))
     request = run.scheduler.requests[run.add(prompts(1)[0])]
-    taken = [[types.SimpleNamespace(block_id=at)] for at in (5, 6, 7, 8)]
-    run.scheduler_side.lookup.planned[request.request_id] = (1, 0, (5, 7, 6))
-    with pytest.raises(RuntimeError, match="did not take the block"):
-        run.scheduler_side.admitted(request, types.SimpleNamespace(blocks=taken))
+    first, second = (
+        [types.SimpleNamespace(block_id=at) for at in (group, 10 + group)] for group in (1, 2)
+    )
+    taken = types.SimpleNamespace(blocks=[first, second, second, first])
+    # The blocks of two groups are those of the other one; or they lie in another column.
+    for blocks, depth in (((11, 12, 11), 2), ((11, 12, 12), 1)):
+        planned = CheckpointCopy(1, 0, blocks, Prefix(0, depth * BLOCK))
+        run.scheduler_side.lookup.planned[request.request_id] = planned
+        with pytest.raises(RuntimeError, match="did not take the block"):
+            run.scheduler_side.admitted(request, taken)
 
 
 def test_a_plan_that_a_later_lookup_cannot_repeat_is_forgotten(model):
@@ -212,7 +218,10 @@ def test_a_state_that_is_offered_in_part_is_not_stored(model):
 
     def stores(offers):
         state = types.SimpleNamespace(boundary_state_offloads={request.request_id: offers})
-        return run.scheduler_side.plan(state)[1]
+        scheduled = {request.request_id: BLOCK * 2}
+        return run.scheduler_side.plan(
+            types.SimpleNamespace(kv_connector_block_state=state, num_scheduled_tokens=scheduled)
+        )[1]
 
     whole = [(group, 10 + group, BLOCK * 2) for group in range(3)]
     assert stores(whole[:2]) == []
@@ -221,25 +230,47 @@ def test_a_state_that_is_offered_in_part_is_not_stored(model):
     assert stores([("gone", 1, 2)][:0]) == []
 
 
-def test_only_prefill_ends_at_the_interval():
-    """A request of 100 prompt tokens and an interval of 64; at its last token it decodes."""
-    end = ChunkEnds(64, new_barrier()).end
+def test_a_state_that_the_step_runs_past_is_not_stored(model):
+    """From 8 to 40 in blocks of 16: the first block still holds the state after 8."""
+    run = Run(model, blocks=80, plugin=pool(8))
+    request = run.scheduler.requests[run.add(prompts(1)[0])]
+    name, ends = request.request_id, []
 
-    def tokens(start, wanted, prompt=100, total=100):
-        request = types.SimpleNamespace(
-            num_computed_tokens=start, num_prompt_tokens=prompt, num_tokens=total
+    def stores(start, tokens, depth):
+        offers = [(group, 10 + group, depth) for group in range(3)]
+        state = types.SimpleNamespace(boundary_state_offloads={name: offers})
+        request.num_computed_tokens = start
+        step = types.SimpleNamespace(
+            kv_connector_block_state=state, num_scheduled_tokens={name: tokens}
         )
-        return end(wanted, request, 0)
+        return len(run.scheduler_side.plan(step)[1])
+
+    evict, run.pool.evict_blocks = run.pool.evict_blocks, ends.append
+    assert stores(BLOCK // 2, 2 * BLOCK, BLOCK) == 0
+    assert ends == [{10, 11, 12}]
+    assert stores(BLOCK // 2, 2 * BLOCK, 2 * BLOCK) == 1  # written inside the step
+    assert stores(BLOCK // 2, BLOCK // 2, BLOCK) == 1  # ends there
+    assert stores(BLOCK, 2 * BLOCK, 3 * BLOCK) == 1
+    assert len(ends) == 1
+    run.pool.evict_blocks = evict
+
+
+def test_only_prefill_ends_at_the_interval(model):
+    """A request of 100 prompt tokens, blocks of 16, an interval of 64."""
+    run = Run(model, blocks=80, plugin={"checkpoint_interval": 64, "wait_for_head": "off"})
+
+    def tokens(start, wanted, found=0, total=100):
+        request = types.SimpleNamespace(
+            num_computed_tokens=start,
+            num_prompt_tokens=100,
+            num_tokens=total,
+            shared_prefix_boundary=0,
+        )
+        return run.scheduler._mamba_block_aligned_split(request, wanted, found)
 
     assert tokens(0, 100) == 64
-    assert tokens(64, 36) == 36
+    assert tokens(64, 36) == 32  # at 96, the last full block
+    assert tokens(0, 68, found=32) == 32
     assert tokens(127, 5, total=128) == 5  # decoding, with tokens to verify
-    assert tokens(100, 60, prompt=100, total=161) == 28  # preempted: computed again
-    assert (
-        end(
-            100,
-            types.SimpleNamespace(num_computed_tokens=0, num_prompt_tokens=100, num_tokens=100),
-            32,
-        )
-        == 32
-    )
+    assert tokens(100, 60, total=161) == 12  # preempted: computed again
+    assert tokens(112, 48, total=161) == 16
