@@ -20,6 +20,7 @@ from statecache_sglang.views import (
     ComponentType,
     EvictionStep,
     Transfer,
+    Transfers,
 )
 
 if TYPE_CHECKING:
@@ -103,12 +104,7 @@ class HostAwareRustCore(RustTreeCore):
 
     # Copies to the host.
 
-    def commit_backup(
-        self,
-        node_id: int,
-        host_indices: Tensor,
-        comp_xfers: dict[ComponentType, list[Transfer]],
-    ) -> None:
+    def commit_backup(self, node_id: int, host_indices: Tensor, comp_xfers: Transfers) -> None:
         """SGLang's, with the slot of the copy noted."""
         super().commit_backup(node_id, host_indices, comp_xfers)
         self._note_copies(node_id, comp_xfers.get(_MAMBA, ()))

@@ -21,6 +21,7 @@ from statecache_sglang.views import (
     InsertParameters,
     InsertResult,
     LockParameters,
+    Tracker,
     TreeNode,
 )
 
@@ -159,11 +160,7 @@ class IndexedMambaComponent(SlotShortageMixin):
         return self._side.registry.next_victim(self._is_locked)
 
     def _evict_device_next_node(
-        self,
-        tracker: dict[ComponentType, int],
-        device_frees: Frees,
-        host_frees: Frees,
-        cache_actions: list[object],
+        self, tracker: Tracker, device_frees: Frees, host_frees: Frees, cache_actions: list[object]
     ) -> object:
         manages = self.faults is not None and self.faults.active
         if manages and tracker[_MAMBA] >= self._evict_device_request_cnt:

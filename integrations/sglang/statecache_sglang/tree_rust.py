@@ -40,7 +40,9 @@ from statecache_sglang.views import (
     LockParameters,
     MatchParameters,
     MatchResult,
+    Tracker,
     Transfer,
+    Transfers,
     WalkStep,
 )
 
@@ -151,11 +153,7 @@ class IndexedRustCore(HostAwareRustCore):
             self._note_state(node_id)
 
     def commit_load_back(
-        self,
-        node_id: int,
-        device_indices: Tensor,
-        kv_xfer: Transfer,
-        comp_xfers: dict[ComponentType, list[Transfer]],
+        self, node_id: int, device_indices: Tensor, kv_xfer: Transfer, comp_xfers: Transfers
     ) -> list[object]:
         """SGLang's, then the state that is back on the device."""
         actions = super().commit_load_back(node_id, device_indices, kv_xfer, comp_xfers)
@@ -164,11 +162,7 @@ class IndexedRustCore(HostAwareRustCore):
         return actions
 
     def evict_excess_path_states(
-        self,
-        tail_node_id: int,
-        device_frees: Frees,
-        host_frees: Frees,
-        cache_actions: list[object],
+        self, tail_node_id: int, device_frees: Frees, host_frees: Frees, cache_actions: list[object]
     ) -> None:
         """SGLang's, then every state it took from the path."""
         super().evict_excess_path_states(tail_node_id, device_frees, host_frees, cache_actions)
@@ -231,9 +225,7 @@ class IndexedRustCore(HostAwareRustCore):
     def _begin_walk(self) -> None:
         self.scheduler_side.registry.begin_walk()
 
-    def evict_device_next_node(
-        self, component_type: ComponentType, tracker: dict[ComponentType, int]
-    ) -> WalkStep:
+    def evict_device_next_node(self, component_type: ComponentType, tracker: Tracker) -> WalkStep:
         """One step: a leaf for the caller to drop, or one inner state dropped here."""
         if component_type != _MAMBA:
             return super().evict_device_next_node(component_type, tracker)
@@ -247,7 +239,7 @@ class IndexedRustCore(HostAwareRustCore):
             return tree.leaf_step(victim.node_id)
         return self._drop_inner(victim, tracker)
 
-    def _native_step(self, tracker: dict[ComponentType, int]) -> WalkStep:
+    def _native_step(self, tracker: Tracker) -> WalkStep:
         if not self._native_walk:
             super().evict_device_start(_MAMBA, self._quota)
             self._native_walk = True
@@ -284,7 +276,7 @@ class IndexedRustCore(HostAwareRustCore):
         clears = self._clears_paths and children == 1 and not self.is_write_back
         return _Victim(node_id, is_leaf, registry.next_below(node_id) if clears else None)
 
-    def _drop_inner(self, victim: _Victim, tracker: dict[ComponentType, int]) -> WalkStep:
+    def _drop_inner(self, victim: _Victim, tracker: Tracker) -> WalkStep:
         if victim.below is not None:
             step = self._clear_path(victim.node_id, victim.below)
         else:
@@ -306,7 +298,7 @@ class IndexedRustCore(HostAwareRustCore):
         step.tracker[_MAMBA] = sum(len(freed) for freed in step.device_frees[_MAMBA])
         return step
 
-    def _walk_to(self, victim: int, tracker: dict[ComponentType, int]) -> WalkStep:
+    def _walk_to(self, victim: int, tracker: Tracker) -> WalkStep:
         self._end_native_walk()
         held: list[int] = []
         try:

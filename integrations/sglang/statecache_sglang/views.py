@@ -25,6 +25,7 @@ class ComponentType(Protocol):
 
 
 Frees = dict[ComponentType, list[Tensor]]
+Tracker = dict[ComponentType, int]  # how much was freed of each component
 
 
 class ServerArguments(Protocol):
@@ -192,7 +193,7 @@ class EvictionStep(Protocol):
 
     device_frees: Frees
     host_frees: Frees
-    tracker: dict[ComponentType, int]
+    tracker: Tracker
     cache_actions: list[object]
 
 
@@ -214,6 +215,9 @@ class Transfer(Protocol):
     """One copy between device and host."""
 
     host_indices: Tensor
+
+
+Transfers = dict[ComponentType, list[Transfer]]
 
 
 class TreeCache(Protocol):

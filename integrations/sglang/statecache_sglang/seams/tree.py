@@ -17,6 +17,7 @@ from statecache_sglang.views import (
     MatchResult,
     PythonCore,
     Request,
+    Tracker,
     TreeCore,
     WalkStep,
 )
@@ -101,7 +102,7 @@ def drop_inner_state(
     core: Any,
     component: MambaComponent,
     node_id: int,
-    tracker: dict[ComponentType, int],
+    tracker: Tracker,
     device_frees: Frees,
     host_frees: Frees,
     cache_actions: list[object],
