@@ -16,9 +16,10 @@ HEAD = """\
 
 Written from the tables of the adapters by `python tests/seams_page.py`. What is installed is
 checked against them before anything is changed, and by `statecache doctor --seams`. A **patch**
-is a change of the engine: all are made or none, and each says when it can go. A **seam** is a
-thing of the engine that is called or replaced. A **view** lists what is read of an engine's
-objects.
+is a change of the engine: all are made or none, and each says when it can go. A **hook** is a
+change that is made when the plugin is loaded, by what the engine has for plugins, and never taken
+back. A **seam** is a thing of the engine that is called or replaced. A **view** lists what is read
+of an engine's objects.
 """
 
 
@@ -30,13 +31,15 @@ def seams_page() -> str:
 def _of_engine(spec: EngineSpec) -> str:
     tested = ", ".join(spec.tested_versions)
     patches = "".join(_patch(patch) for patch in spec.patches)
+    hooks = "".join(_patch(hook) for hook in spec.hooks)
     views = "".join(
         f"| `{view.target}` | {_code(members_of(view.protocol))} |\n" for view in spec.views
     )
     return (
         f"\n## {spec.title}\n\nTested with {tested}.\n"
         f"\n### Patches\n\n{patches}"
-        f"\n### Seams\n\n| module | names |\n|---|---|\n{_seams(spec.seams)}"
+        + (f"\n### Hooks\n\n{hooks}" if hooks else "")
+        + f"\n### Seams\n\n| module | names |\n|---|---|\n{_seams(spec.seams)}"
         f"\n### Views\n\n| class | attributes |\n|---|---|\n{views}"
     )
 

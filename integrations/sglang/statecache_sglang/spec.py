@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statecache.engine.spec import EngineCounters, EngineSpec
-from statecache_sglang.patches import PATCHES
+from statecache_sglang.patches import HOOKS, PATCHES
 from statecache_sglang.seam_table import RECORDING_SEAMS, SEAMS, TESTED, VIEWS
 from statecache_sglang.seams import engine_version
 
@@ -20,6 +20,7 @@ SPEC = EngineSpec(
     seams=(*SEAMS, *RECORDING_SEAMS),
     version=engine_version,
     patches=PATCHES,
+    hooks=HOOKS,
     views=VIEWS,
     refused={
         # Every prefill chunk's end is cached there (`stash_chunked_request` of SGLang 0.5.23), and

@@ -49,6 +49,9 @@ class EngineSpec:
     entry-point group it loads plugins from, `disable_variable` the environment variable that lists
     those it may load. `version()` is what is installed, without importing it.
 
+    `patches` are the changes of the engine, `hooks` those that are made by what it has for plugins,
+    as soon as it loads this one.
+
     `own_settings` are those of the settings for some engines alone that this one takes; `refused`
     has settings and values it cannot do, with the end of the sentence that says why. `extensions`
     are the native modules of the plugin it needs beside the index, with what they are for.
@@ -71,6 +74,7 @@ class EngineSpec:
     version: Callable[[], str]
     disable_variable: str | None = None
     patches: Sequence[Patch] = ()
+    hooks: Sequence[Patch] = ()
     views: Sequence[View] = ()
     own_settings: tuple[str, ...] = ()
     refused: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)

@@ -16,9 +16,10 @@ def test_the_page_is_current() -> None:
 
 
 @pytest.mark.parametrize("engine", engines())
-def test_every_patch_says_why_and_when_it_can_go_and_is_there_once(engine: str) -> None:
-    patches = engines()[engine].patches
-    assert patches
+def test_every_change_says_why_and_when_it_can_go_and_is_there_once(engine: str) -> None:
+    spec = engines()[engine]
+    assert spec.patches
+    patches = (*spec.patches, *spec.hooks)
     for patch in patches:
         assert patch.why, patch.target
         assert patch.upstream, patch.target

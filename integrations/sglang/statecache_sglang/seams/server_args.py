@@ -26,7 +26,8 @@ def hook_server_args(
 ) -> None:
     """Have the flags added to SGLang's parser and read from it, and every configuration seen.
 
-    A record of `ServerArgs` takes no foreign fields, and its constructor cannot be wrapped.
+    The rows `HOOKS` of `patches` say why. A record of `ServerArgs` takes no foreign fields, and its
+    constructor cannot be wrapped.
     """
     registry = load("sglang.srt.plugins.hook_registry")
     register, kinds = registry.HookRegistry.register, registry.HookType
