@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from statecache.engine.metrics import MetricKey
-from statecache_sglang import fork_admission, proof, reporting
+from statecache_sglang import branch_admission, proof, reporting
 from statecache_sglang.pool_views import Tensor
 from statecache_sglang.scheduler_side import scheduler_side_of
 from statecache_sglang.seams import scheduler, tree
@@ -64,7 +64,7 @@ class SlotShortageMixin(MambaComponent):
         All slots are taken before anything else is done, so there is nothing to undo. A state
         that is not finite is not kept either. Nor is one that the admission does not want.
         """
-        if not is_finished and not fork_admission.is_wanted(self.cache, req, token_ids_len):
+        if not is_finished and not branch_admission.is_wanted(self.cache, req, token_ids_len):
             return 0
         try:
             if not self._reserve(req, is_finished):
@@ -180,7 +180,7 @@ def admit_all_or_none(
         adder.tree_cache.dec_lock_ref(req.last_node, lock.to_dec_params())
         if needed > free + evictable:
             return scheduler.no_room()
-    with fork_admission.chunk_ending_at_branch_point(adder, req, *args, **kwargs):
+    with branch_admission.chunk_ending_at_branch_point(adder, req, *args, **kwargs):
         result = original(adder, req, *args, **kwargs)
     if adder.can_run_list and adder.can_run_list[-1] is req:
         reporting.admitted(adder.tree_cache, req)
