@@ -36,6 +36,20 @@ def new_queue(
     return queue, ProtectedRequests(queue, layout)
 
 
+def _guards(
+    native: object, faults: FaultBarrier, hand_over: Callable[[], object]
+) -> Callable[[str], Callable[..., Any]]:
+    """Return what puts a method of `native`, by its name, behind the barrier."""
+
+    def guarded(name: str) -> Callable[..., Any]:
+        def in_vllms(*args: object) -> object:
+            return getattr(hand_over(), name)(*args)
+
+        return faults.wrap(getattr(native, name), in_vllms)
+
+    return guarded
+
+
 class GuardedQueue:
     """A block queue as the pool sees it. `hand_over` puts vLLM's own in its place.
 
@@ -46,12 +60,7 @@ class GuardedQueue:
     def __init__(
         self, queue: BlockQueue, faults: FaultBarrier, hand_over: Callable[[], FreeQueue]
     ) -> None:
-        def guarded(name: str) -> Callable[..., Any]:
-            def in_vllms(*args: object) -> object:
-                return getattr(hand_over(), name)(*args)
-
-            return faults.wrap(getattr(queue, name), in_vllms)
-
+        guarded = _guards(queue, faults, hand_over)
         self._queue = queue
         self.popleft: Callable[[], KVCacheBlock] = guarded("popleft")
         self.popleft_n: Callable[[int], list[KVCacheBlock]] = guarded("popleft_n")
@@ -80,12 +89,7 @@ class GuardedMap:
     def __init__(
         self, index: BlockHashIndex, faults: FaultBarrier, hand_over: Callable[[], BlockMap]
     ) -> None:
-        def guarded(name: str) -> Callable[..., Any]:
-            def in_vllms(*args: object) -> object:
-                return getattr(hand_over(), name)(*args)
-
-            return faults.wrap(getattr(index, name), in_vllms)
-
+        guarded = _guards(index, faults, hand_over)
         self.get_one_block: Callable[[bytes], KVCacheBlock | None] = index.get_one_block
         self.contain: Callable[[bytes, int], bool] = guarded("contain")
         self.insert: Callable[[bytes, KVCacheBlock], None] = guarded("insert")
