@@ -46,11 +46,7 @@ class StateIndex:
         ghosts: int = 4096,
     ) -> None: ...
     def on_prompt(
-        self,
-        points: Iterable[int],
-        depths: Iterable[int],
-        resumable: int,
-        admitted: Iterable[int],
+        self, points: Iterable[int], depths: Iterable[int], resumable: int, admitted: Iterable[int]
     ) -> None:
         """Note that a prompt was looked up.
 

@@ -24,11 +24,7 @@ class EvictionIndex(Protocol):
     @property
     def watermark(self) -> float: ...
     def on_prompt(
-        self,
-        points: Sequence[int],
-        depths: Sequence[int],
-        resumable: int,
-        admitted: Sequence[int],
+        self, points: Sequence[int], depths: Sequence[int], resumable: int, admitted: Sequence[int]
     ) -> None: ...
     def insert(
         self,

@@ -83,11 +83,7 @@ class LearnedReference(ReferenceIndex):
         return len(self._points)
 
     def on_prompt(
-        self,
-        points: Sequence[int],
-        depths: Sequence[int],
-        resumable: int,
-        admitted: Sequence[int],
+        self, points: Sequence[int], depths: Sequence[int], resumable: int, admitted: Sequence[int]
     ) -> None:
         _check_request(points, depths, resumable, admitted)
         path = self._points.offer(points, depths)

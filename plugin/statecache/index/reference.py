@@ -146,11 +146,7 @@ class ReferenceIndex:
                 self.erase(point)
 
     def on_prompt(
-        self,
-        points: Sequence[int],
-        depths: Sequence[int],
-        resumable: int,
-        admitted: Sequence[int],
+        self, points: Sequence[int], depths: Sequence[int], resumable: int, admitted: Sequence[int]
     ) -> None:
         del points, depths, resumable, admitted  # for `learned`
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,6 +21,7 @@ from statecache.replay.leaf_kv import LeafLruKv
 from statecache.replay.prefix_tree import PreorderTree
 from statecache.replay.shared_pool import Points, SharedPool
 from statecache.replay.split_pool import SplitPool
+from statecache.replay.state_slots import Totals
 from statecache.replay.weighted_gds import WeightedGds
 from statecache.trace.format import BLOCK_TOKENS
 
@@ -41,31 +42,20 @@ __all__ = [
 ]
 
 
-class _Pool(msgspec.Struct, frozen=True):
+class PoolRow(Totals, frozen=True):
+    """The totals of a replay on a pool of blocks; they come last.
+
+    `block_policy` rules a shared pool (`order` is the same by the names of before, for one
+    release); states with slots of their own follow `policy`.
+    """
+
     pool_blocks: int
     state_blocks: float
     block_policy: str | None
     checkpoint_slots: int | None
     policy: str | None
     admission: str
-
-
-class PoolRow(_Pool, frozen=True):
-    """Totals of one replay; tokens in whole blocks of 512. Rejected requests count nowhere else.
-
-    `block_policy` rules a shared pool (`order` is the same by the names of before, for one
-    release); states with slots of their own follow `policy`.
-    """
-
     order: str | None
-    requests: int
-    rejected: int
-    prompt_tokens: int
-    hit_tokens: int
-    resident_tokens: int
-    missed_by_state_tokens: int
-    recompute_cost: float
-    evicted_states: int
 
 
 def pool_rows(tree: PrefixTree, settings: PoolSettings) -> Iterator[PoolRow]:
@@ -99,8 +89,16 @@ def replay_pool(
     points = Points.of(admission, every_blocks)
     pool = SharedPool(pool_blocks, state_blocks, make_block_policy(block_policy), points)
     name = current_block_policy(block_policy)
-    asked = _Pool(pool_blocks, state_blocks, name, None, None, current_admission(admission))
-    return _play(pool, tree.paths, asked, cost or CostModel())
+    return PoolRow(
+        pool_blocks=pool_blocks,
+        state_blocks=state_blocks,
+        block_policy=name,
+        checkpoint_slots=None,
+        policy=None,
+        admission=current_admission(admission),
+        order=earlier_block_policy(name),
+        **_play(pool, tree.paths, cost or CostModel()),
+    )
 
 
 class SlotRule(msgspec.Struct, frozen=True):
@@ -143,9 +141,16 @@ def replay_slots(
     kv = LeafLruKv(tree.parents, kv_blocks, _exact(rule.queue_ratio))
     points = Points.of(admission, every_blocks)
     own = SplitPool(tree, kv, slots, rule.states(cost), points)
-    name = current_admission(admission)
-    asked = _Pool(pool_blocks, state_blocks, None, slots, rule.policy, name)
-    return _play(own, tree.paths, asked, cost)
+    return PoolRow(
+        pool_blocks=pool_blocks,
+        state_blocks=state_blocks,
+        block_policy=None,
+        checkpoint_slots=slots,
+        policy=rule.policy,
+        admission=current_admission(admission),
+        order=None,
+        **_play(own, tree.paths, cost),
+    )
 
 
 def kv_blocks_beside(pool_blocks: int, slots: int, state_blocks: float) -> int:
@@ -164,19 +169,12 @@ def _exact(number: float) -> Fraction:
 
 
 def _play(
-    pool: SharedPool | SplitPool, paths: Sequence[Sequence[int]], asked: _Pool, cost: CostModel
-) -> PoolRow:
+    pool: SharedPool | SplitPool, paths: Sequence[Sequence[int]], cost: CostModel
+) -> dict[str, Any]:
     served = [found for path in paths if (found := pool.serve(path))]
     hit = sum(found.hit for found in served) * BLOCK_TOKENS
     resident = sum(found.reached for found in served) * BLOCK_TOKENS
-    return PoolRow(
-        pool_blocks=asked.pool_blocks,
-        state_blocks=asked.state_blocks,
-        block_policy=asked.block_policy,
-        order=asked.block_policy and earlier_block_policy(asked.block_policy),
-        checkpoint_slots=asked.checkpoint_slots,
-        policy=asked.policy,
-        admission=asked.admission,
+    totals = Totals(
         requests=len(served),
         rejected=len(paths) - len(served),
         prompt_tokens=sum(found.blocks for found in served) * BLOCK_TOKENS,
@@ -188,3 +186,4 @@ def _play(
         ),
         evicted_states=pool.evicted_states,
     )
+    return msgspec.structs.asdict(totals)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from statecache.index.interface import EvictionIndex
     from statecache.replay.schedule import ReplaySchedule, ScheduledRequest
 
-__all__ = ["ReplayRow", "SlotSimulator", "play", "replay", "serve"]
+__all__ = ["ReplayRow", "SlotSimulator", "Totals", "play", "replay", "serve"]
 
 
 class _ByCandidate(Protocol):
@@ -30,12 +30,9 @@ class _Flags(_ByCandidate, Protocol):
     def __setitem__(self, candidate: int, flag: int, /) -> None: ...
 
 
-class ReplayRow(msgspec.Struct, frozen=True):
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """Totals of one replay; tokens in whole blocks of 512. Rejected requests count nowhere else."""
 
-    policy: str
-    slots: int
-    admission: str
     requests: int
     rejected: int
     prompt_tokens: int
@@ -44,6 +41,14 @@ class ReplayRow(msgspec.Struct, frozen=True):
     missed_by_state_tokens: int
     recompute_cost: float
     evicted_states: int
+
+
+class ReplayRow(Totals, frozen=True):
+    """The totals of a replay on state slots; they come last."""
+
+    policy: str
+    slots: int
+    admission: str
 
 
 def replay(
