@@ -10,7 +10,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence, Set
 
-from statecache.engine.metrics import EventCounters, MetricKey
+from statecache.engine.metrics import EventCounters, MetricKey, learned_numbers
 from statecache.engine.settings import Settings
 from statecache.index.interface import EvictionIndex
 from statecache.index.keyed_index import GHOSTS, PrefixKeyedIndex, TokenPrefixes
@@ -269,7 +269,7 @@ class StateRegistry:
         """Return what the policy itself has for the metrics."""
         if self._keyed is None:
             return {}
-        return {**self._keyed.sample(), MetricKey.LEARNED_PREFIXES.value: len(self._prefixes)}
+        return learned_numbers(self._keyed.index, len(self._prefixes))
 
     @property
     def watermark(self) -> float:

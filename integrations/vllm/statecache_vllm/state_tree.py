@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from statecache import StateIndex
+from statecache.engine.metrics import learned_numbers
 from statecache.engine.settings import Settings
 from statecache.index.keyed_index import GHOSTS, LruKeySet, PrefixKeyedIndex, key_of
 from statecache.index.policies import find_policy
@@ -139,7 +140,7 @@ class StateTree:
         """Return what the policy itself has for the metrics."""
         if self._learned is None:
             return {}
-        return {**self._learned.sample(), "learned_prefixes": len(self._known)}
+        return learned_numbers(self._learned.index, len(self._known))
 
     def _blocks_known(self, path: Sequence[Hash]) -> int:
         """Return how many blocks of `path` are in the tree; with a block all before it are."""

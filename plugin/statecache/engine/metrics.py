@@ -14,7 +14,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache.engine.metric_table import (
     BUCKETS,
@@ -26,6 +26,10 @@ from statecache.engine.metric_table import (
     Metric,
     MetricKey,
 )
+from statecache.index.learned_reference import ORDERS
+
+if TYPE_CHECKING:
+    from statecache.index.interface import EvictionIndex
 
 __all__ = [
     "BUCKETS",
@@ -40,6 +44,7 @@ __all__ = [
     "PrometheusClasses",
     "BestEffort",
     "Reporter",
+    "learned_numbers",
     "merged",
 ]
 
@@ -94,6 +99,17 @@ class EventCounters:
         """Return the numbers, those of the walks included."""
         walks = {f"{_WALK}|{at}": float(n) for at, n in enumerate(self.walks) if n}
         return self.numbers | walks | ({_WALK_SUM: self.walk_seconds} if walks else {})
+
+
+def learned_numbers(index: EvictionIndex, prefixes: int) -> dict[str, float]:
+    """Return what a policy that needs prompts has itself; it finds `prefixes` again in a prompt."""
+    followed = index.order
+    return {
+        MetricKey.LEARNED_GHOSTS.value: index.ghosts,
+        MetricKey.LEARNED_POINTS.value: index.points,
+        MetricKey.LEARNED_PREFIXES.value: prefixes,
+        **{MetricKey.LEARNED_FOLLOWS.of(order): float(order == followed) for order in ORDERS},
+    }
 
 
 class MetricDeltas:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from statecache._index import CostModel
-from statecache.index.learned_reference import ORDERS
 from statecache.index.policies import GHOSTS, make_index
 
 __all__ = ["GHOSTS", "LruKeySet", "PrefixKeyedIndex", "TokenPrefixes", "key_of"]
@@ -112,11 +111,7 @@ class PrefixKeyedIndex:
         self.index.drop(keys)
 
     def on_prompt(
-        self,
-        keys: Sequence[int],
-        depths: Sequence[int],
-        resumable: int,
-        admitted: Sequence[int],
+        self, keys: Sequence[int], depths: Sequence[int], resumable: int, admitted: Sequence[int]
     ) -> None:
         """A prompt was admitted: as `StateIndex.on_prompt`."""
         self.index.on_prompt(keys, depths, resumable, admitted)
@@ -142,15 +137,6 @@ class PrefixKeyedIndex:
     def watermark(self) -> float:
         """The clock of the index."""
         return self.index.watermark
-
-    def sample(self) -> dict[str, float]:
-        """Return the numbers for the metrics."""
-        followed = self.index.order
-        return {
-            "learned_ghosts": self.index.ghosts,
-            "learned_points": self.index.points,
-            **{f"learned_follows|{order}": float(order == followed) for order in ORDERS},
-        }
 
     def check(self) -> None:
         """Verify the index and the names; raise `RuntimeError`."""

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from statecache import CostModel
-from statecache.engine.metrics import BestEffort
+from statecache.engine.metrics import BestEffort, MetricKey
 from statecache.engine.settings import Settings
 from statecache.index.policies import ENGINE, make_index, policy_names
 from statecache.replay.kv_residency import KvPool
@@ -174,16 +174,17 @@ class ShadowReplay:
     def sample(self) -> dict[str, float]:
         """Return the metrics, from any thread."""
         found: dict[str, float] = {
-            "dry_run_requests": self._requests,
-            "dry_run_rejected_requests": self._rejected,
-            "dry_run_prompt_tokens": self._prompt_tokens,
-            "dry_run_hit_tokens|engine": self._engine_tokens,
+            MetricKey.DRY_RUN_REQUESTS.value: self._requests,
+            MetricKey.DRY_RUN_REJECTED_REQUESTS.value: self._rejected,
+            MetricKey.DRY_RUN_PROMPT_TOKENS.value: self._prompt_tokens,
+            MetricKey.DRY_RUN_HIT_TOKENS.of("engine"): self._engine_tokens,
         }
         for policy, simulator in self._simulators.items():
             hit = self._hit_tokens[policy]
-            found[f"dry_run_hit_tokens|{policy}"] = hit
-            found[f"dry_run_missed_by_state_tokens|{policy}"] = self._resident_tokens - hit
-            found[f"dry_run_evictions|{policy}"] = simulator.evicted_states
+            missed = self._resident_tokens - hit
+            found[MetricKey.DRY_RUN_HIT_TOKENS.of(policy)] = hit
+            found[MetricKey.DRY_RUN_MISSED_BY_STATE_TOKENS.of(policy)] = missed
+            found[MetricKey.DRY_RUN_EVICTIONS.of(policy)] = simulator.evicted_states
         return found
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from statecache.engine.metrics import COMMON_LABELS, METRICS, EventCounters
+from statecache.engine.metrics import COMMON_LABELS, METRICS, EventCounters, MetricKey
 
-DOCS = Path(__file__).parents[3] / "docs"
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
 NAMES = {metric.full_name: metric for metric in METRICS}
 HISTOGRAM = tuple(f"statecache_walk_seconds_{part}" for part in ("bucket", "sum", "count"))
 
@@ -42,6 +43,18 @@ def test_every_metric_and_label_of_an_expression_exists(name: str) -> None:
     for group in re.findall(r"by \(([^)]*)\)", expression):
         assert set(group.split(", ")) <= labels
     assert expression.count("(") == expression.count(")")
+
+
+@pytest.mark.parametrize("key", MetricKey)
+def test_what_counts_a_metric_names_its_key(key: MetricKey) -> None:
+    """So it is found by `MetricKey.NAME`, outside the table."""
+    files = [
+        file
+        for folder in ("plugin/statecache", "integrations")
+        for file in (ROOT / folder).rglob("*.py")
+        if file.name not in ("metric_table.py", "server_metrics.py")
+    ]
+    assert any(re.search(rf"MetricKey\.{key.name}\b", file.read_text()) for file in files)
 
 
 def test_counters_are_rated_and_gauges_are_not() -> None:

@@ -78,10 +78,10 @@ def test_a_state_keeps_its_prefix_when_its_number_changes() -> None:
     index.name(1, 77, end=True)
     index.insert(1, 512)
     assert index.evict(1) == [1]
-    assert index.sample()["learned_ghosts"] == 1
+    assert index.index.ghosts == 1
     index.name(2, 77, end=True)
     index.insert(2, 512)
-    assert index.sample()["learned_ghosts"] == 0
+    assert index.index.ghosts == 0
     assert index.evict(1) == [2]
     index.check()
 
@@ -94,9 +94,9 @@ def test_what_lost_its_kv_is_no_ghost() -> None:
         index.erase(state)
     index.lost(1)
     index.lost(1)
-    assert index.sample()["learned_ghosts"] == 1
+    assert index.index.ghosts == 1
     index.drop([72])
-    assert index.sample()["learned_ghosts"] == 0
+    assert index.index.ghosts == 0
 
 
 def test_names_of_states_that_left_are_bounded() -> None:
