@@ -10,18 +10,14 @@ from array import array
 from contextlib import contextmanager
 
 import torch
-from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
-from sglang.srt.environ import envs
-from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from statecache.engine.settings import Settings
+from statecache_sglang.bench import cache_layer
 from statecache_sglang.scheduler_side import namespace_of
 
 FULL, MAMBA = ComponentType.FULL, ComponentType.MAMBA
@@ -60,54 +56,17 @@ def plugin(**given):
 def build_pools(
     slots: int,
     kv_tokens: int,
-    max_states_per_path: int | None = None,
+    states_per_path: int = 0,
     extra_buffer: bool = False,
     side_states: bool = False,
 ):
-    cap = max_states_per_path
-    extra = {} if cap is None else {"mamba_max_states_per_path": cap}
-    server_args = ServerArgs(model_path="dummy", page_size=1, **extra)
-    server_args._mamba_cache_chunk_size = 64
-    set_global_server_args_for_scheduler(server_args)
-    with envs.SGLANG_MAMBA_SSM_DTYPE.override("bfloat16"):
-        shape = Mamba2StateShape.create(
-            tp_world_size=1,
-            intermediate_size=32,
-            n_groups=1,
-            num_heads=2,
-            head_dim=16,
-            state_size=16,
-            conv_kernel=4,
-        )
-        states = Mamba2CacheParams(shape=shape, layers=[0, 1])
-    requests = HybridReqToTokenPool(
-        size=8,
-        mamba_size=slots,
-        mamba_spec_state_size=8,
-        max_context_len=1024,
-        device="cpu",
-        enable_memory_saver=False,
-        cache_params=states,
-        mamba_layer_ids=[0, 1],
+    return cache_layer.build_pools(
+        slots,
+        kv_tokens,
+        states_per_path=states_per_path,
         enable_mamba_extra_buffer=extra_buffer,
-        speculative_num_draft_tokens=3,
         **(SIDE_STATES if side_states else {}),
     )
-    kv = HybridLinearKVPool(
-        size=kv_tokens,
-        dtype=torch.bfloat16,
-        page_size=1,
-        head_num=1,
-        head_dim=2,
-        full_attention_layer_ids=[2],
-        device="cpu",
-        enable_memory_saver=False,
-        mamba_pool=requests.mamba_pool,
-    )
-    allocator = TokenToKVPoolAllocator(
-        size=kv_tokens, dtype=torch.bfloat16, device="cpu", kvcache=kv, need_sort=False
-    )
-    return requests, allocator, states
 
 
 class Traffic:

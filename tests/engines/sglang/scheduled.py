@@ -6,6 +6,7 @@ from array import array
 
 from cache_layer import Traffic
 from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 _made = iter(range(1_000_000))
@@ -31,6 +32,24 @@ def admit(traffic: Traffic, tokens: list[int]) -> Req:
     row[:hit] = traffic.cache.path_device_indices(made.last_node)[:hit]
     row[hit : len(tokens)] = fresh.to(row.dtype)
     return made
+
+
+def adder(traffic: Traffic, chunk: int | None = None) -> PrefillAdder:
+    """What admits requests to the next step, with room for `chunk` tokens (None: any)."""
+    return PrefillAdder(
+        page_size=1,
+        tree_cache=traffic.cache,
+        token_to_kv_pool_allocator=traffic.allocator,
+        running_batch=None,
+        new_token_ratio=1.0,
+        rem_input_tokens=10_000,
+        rem_chunk_tokens=chunk,
+    )
+
+
+def ask(admission: PrefillAdder, req: Req) -> AddReqResult:
+    """Ask for a request to be admitted."""
+    return admission.add_one_req(req, has_chunked_req=False, truncation_align_size=None)
 
 
 def finish(traffic: Traffic, req: Req, tokens: int) -> None:

@@ -1,12 +1,11 @@
-"""Which states SGLang's real cache holds after requests worked out by hand, with `ends+fork`.
+"""Which states SGLang's real cache holds after requests worked out by hand, with `branch-points`.
 
 A has 30 tokens. B has the first 20 of them, so its KV is cached up to 20, and 10 of its own.
 """
 
 import pytest
 from cache_layer import CORES, Traffic, plugin
-from scheduled import request
-from sglang.srt.managers.schedule_policy import PrefillAdder
+from scheduled import adder, request
 
 from statecache.engine.settings import Settings
 from statecache.engine.spec import engine_named
@@ -14,18 +13,6 @@ from statecache.errors import SettingsError
 
 A = list(range(1, 31))
 B = A[:20] + list(range(101, 111))
-
-
-def adder(traffic, chunk):
-    return PrefillAdder(
-        page_size=1,
-        tree_cache=traffic.cache,
-        token_to_kv_pool_allocator=traffic.allocator,
-        running_batch=None,
-        new_token_ratio=1.0,
-        rem_input_tokens=10_000,
-        rem_chunk_tokens=chunk,
-    )
 
 
 def serve(traffic, tokens, chunk):
@@ -64,14 +51,15 @@ def depths(traffic, tokens):
 @pytest.mark.parametrize("core", CORES)
 @pytest.mark.parametrize("policy", ["gds", "learned"])
 def test_where_states_are(core, policy):
-    """By itself SGLang keeps one at the end of each chunk of 12; a fork is no place of its own.
+    """By itself SGLang keeps one at the end of each chunk of 12, and none at a branch point.
 
-    B resumes from 12 there. With ends+fork it resumes from nothing, and its fork lies beyond the
-    first chunk, where no chunk can be made to end: so it is met by the second request of its kind.
+    B resumes from 12 there. With branch-points it resumes from nothing, and its branch point lies
+    beyond the first chunk, where no chunk can be made to end: the second request of its kind meets
+    it.
     """
     for admission, of_a, hit, ends, of_b in (
         ("engine", [12, 24, 30], 12, [24, 30], [12, 24, 30]),
-        ("ends+fork", [30], 0, [12, 24, 30], [30]),
+        ("branch-points", [30], 0, [12, 24, 30], [30]),
     ):
         with plugin(policy=policy, admission=admission):
             traffic = Traffic(core)
@@ -83,8 +71,8 @@ def test_where_states_are(core, policy):
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_a_chunk_ends_at_the_fork_and_the_next_prompt_resumes_there(core):
-    with plugin(policy="gds", admission="ends+fork"):
+def test_a_chunk_ends_at_the_branch_point_and_the_next_prompt_resumes_there(core):
+    with plugin(policy="gds", admission="branch-points"):
         traffic = Traffic(core)
         assert serve(traffic, A, 100) == (0, [30])
         assert serve(traffic, B, 100) == (0, [20, 30])
@@ -103,7 +91,7 @@ def test_the_last_state_of_a_long_prompt_stays(core):
 
 
 def test_a_request_that_does_not_fit_leaves_the_budget_as_it_was():
-    with plugin(policy="gds", admission="ends+fork"):
+    with plugin(policy="gds", admission="branch-points"):
         traffic = Traffic("rust")
         serve(traffic, A, 100)
         waiting = request(B)

@@ -10,12 +10,12 @@ from cache_layer import CORES, Traffic, plugin
 from host_layer import WRITE_POLICIES, HostTraffic
 from marks import Marked, has_mark, write_mark
 from random_traffic import host_operations, operations, perform
-from scheduled import admit, finish, request
+from scheduled import adder, admit, ask, finish, request
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.common import release_kv_cache
 from test_hicache import A, with_a_on_the_host
 from test_int8 import restore
-from test_slot_shortage import adder, ask, free_slots, pinned
+from test_slot_shortage import free_slots, pinned
 
 SIZES = {"slots": 16, "kv_tokens": 900}
 POOLS = {"active": {}, "int8": {"int8": True, "int8_slots": 16}}

@@ -75,7 +75,7 @@ def test_learned_is_the_same_on_both_cores(pool, share):
 def test_a_cap_on_the_states_of_a_path(policy, share):
     """--mamba-max-states-per-path takes states past the walk: the index must see that."""
     with plugin(policy=policy):
-        caches = [Traffic(core, max_states_per_path=2, **SIZES) for core in CORES]
+        caches = [Traffic(core, states_per_path=2, **SIZES) for core in CORES]
     if policy == "lru":
-        caches += [Traffic(core, max_states_per_path=2, **SIZES) for core in CORES]
+        caches += [Traffic(core, states_per_path=2, **SIZES) for core in CORES]
     run_in_step(caches, SEED + 2, int(3_000 * share))

@@ -125,8 +125,7 @@ def test_loaded_twice_the_flags_are_there_once_and_all_is_counted_once():
         print(tree_core_registry.registered_tree_core_backends())
         sys.path.append(sys.argv[1])
         from cache_layer import Traffic
-        from scheduled import request
-        from test_slot_shortage import adder, ask
+        from scheduled import adder, ask, request
         from statecache_sglang.reporting import sample
         for core in ("python", "rust"):
             traffic = Traffic(core, slots=6)

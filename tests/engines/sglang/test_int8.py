@@ -3,10 +3,10 @@
 import pytest
 import torch
 from cache_layer import CORES, Traffic, plugin
-from scheduled import admit, finish, request
+from scheduled import adder, admit, ask, finish, request
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-from test_slot_shortage import adder, ask, fill_with_pinned, pinned, skipped
+from test_slot_shortage import fill_with_pinned, pinned, skipped
 
 STATES = 16
 

@@ -2,8 +2,8 @@
 
 import pytest
 from cache_layer import CORES, MAMBA, Traffic, plugin
-from scheduled import admit, request
-from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+from scheduled import adder, admit, ask, request
+from sglang.srt.managers.schedule_policy import AddReqResult
 
 SLOTS = 16
 
@@ -113,22 +113,6 @@ def test_a_leaf_whose_kv_alone_is_locked_loses_its_state_only(core, by):
     assert traffic.evict(kv_tokens=len(tokens)) == 0
     traffic.check()
     assert traffic.core.all_values_flatten().numel() == 0
-
-
-def adder(traffic: Traffic) -> PrefillAdder:
-    return PrefillAdder(
-        page_size=1,
-        tree_cache=traffic.cache,
-        token_to_kv_pool_allocator=traffic.allocator,
-        running_batch=None,
-        new_token_ratio=1.0,
-        rem_input_tokens=10_000,
-        rem_chunk_tokens=None,
-    )
-
-
-def ask(admission: PrefillAdder, req) -> AddReqResult:
-    return admission.add_one_req(req, has_chunked_req=False, truncation_align_size=None)
 
 
 @pytest.mark.parametrize("core", CORES)

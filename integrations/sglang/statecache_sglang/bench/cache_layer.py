@@ -19,7 +19,7 @@ from statecache_sglang.views import (
     LockParameters,
 )
 
-__all__ = ["CacheLayer", "NoRoomError"]
+__all__ = ["CacheLayer", "NoRoomError", "build_pools"]
 
 # Torch is the engine's, and not there where this package is only checked.
 torch: Any = import_module("torch")
@@ -49,9 +49,19 @@ def _state_shape() -> Any:
         return mamba.Mamba2CacheParams(shape=shape, layers=[0, 1])
 
 
-def _build_pools(
-    slots: int, kv_tokens: int, states_per_path: int, own_int8_slots: int
-) -> tuple[Any, Any]:
+def build_pools(
+    slots: int,
+    kv_tokens: int,
+    *,
+    states_per_path: int = 0,
+    own_int8_slots: int = 0,
+    **options: object,
+) -> tuple[Any, Any, Any]:
+    """Return SGLang's pools for `slots` states and `kv_tokens` tokens, and what a state is.
+
+    The pool of requests and states, the allocator of KV, and the states' `Mamba2CacheParams`. The
+    rest is as for `CacheLayer`; `options` are more arguments of the pool of requests.
+    """
     arguments = load("sglang.srt.server_args")
     server_args = arguments.ServerArgs(
         model_path="dummy", page_size=1, mamba_max_states_per_path=states_per_path or -1
@@ -60,18 +70,18 @@ def _build_pools(
         request_int8_pool(server_args, own_int8_slots)
     set_chunk_size(server_args, 64)
     arguments.set_global_server_args_for_scheduler(server_args)
-    pools = load(f"{_MEMORY}.memory_pool")
+    pools, states = load(f"{_MEMORY}.memory_pool"), _state_shape()
     requests = pools.HybridReqToTokenPool(
         size=8,
         mamba_size=slots,
         mamba_spec_state_size=8,
-        max_context_len=64,
+        max_context_len=1024,
         device="cpu",
         enable_memory_saver=False,
-        cache_params=_state_shape(),
+        cache_params=states,
         mamba_layer_ids=[0, 1],
-        enable_mamba_extra_buffer=False,
         speculative_num_draft_tokens=3,
+        **{"enable_mamba_extra_buffer": False, **options},
     )
     kv = pools.HybridLinearKVPool(
         size=kv_tokens,
@@ -87,7 +97,7 @@ def _build_pools(
     allocator = load(f"{_MEMORY}.allocator").TokenToKVPoolAllocator(
         size=kv_tokens, dtype=torch.bfloat16, device="cpu", kvcache=kv, need_sort=False
     )
-    return requests, allocator
+    return requests, allocator, states
 
 
 class CacheLayer:
@@ -107,7 +117,9 @@ class CacheLayer:
         states_per_path: int = 0,
         own_int8_slots: int = 0,
     ) -> None:
-        requests, self._allocator = _build_pools(slots, kv_tokens, states_per_path, own_int8_slots)
+        requests, self._allocator, _ = build_pools(
+            slots, kv_tokens, states_per_path=states_per_path, own_int8_slots=own_int8_slots
+        )
         full, mamba = (
             load(f"{_MEMORY}.unified_cache.component_type").ComponentType[name]
             for name in ("FULL", "MAMBA")
