@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from statecache.ab.drivers import server
+from statecache.ab.server_arm import ServerArm, ServerSettings
+from statecache.ab.trial import Cell, Trial
 from statecache.ab.workloads import Workload
 from support.waiting import DEADLINE_SECONDS
 
@@ -14,6 +16,17 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give servers on a busy machine time to answer, and their counters to follow."""
     monkeypatch.setattr(server, "_REPLY_SECONDS", DEADLINE_SECONDS)
     monkeypatch.setattr(server, "_METRICS_READINGS", 1_000)
+
+
+def trial_of(folder: Path, arms: list[ServerArm], repeats: int) -> Trial:
+    """Each server asked what `conversations` has, 64 tokens a block and 4 in each answer."""
+    return Trial(
+        name="t",
+        cells=[Cell(name="c", workload=conversations(folder), arms=arms)],
+        repeats=repeats,
+        warm_up=0,
+        servers=ServerSettings(tokens_a_block=64, output_tokens=4, salt=7),
+    )
 
 
 def conversations(folder: Path) -> Workload:

@@ -1,5 +1,12 @@
 """Config files of hybrid models as published, shortened to what is read."""
 
+import json
+from pathlib import Path
+
+from statecache.replay.prefix_tree import PrefixTree
+from statecache.sizing.model_config import read_model
+from statecache.sizing.splits import Demand, Split, rated_splits
+
 QWEN3_NEXT = {
     "model_type": "qwen3_next",
     "architectures": ["Qwen3NextForCausalLM"],
@@ -106,3 +113,20 @@ PUBLISHED = {
     "granite": GRANITE_4_TINY,
     "falcon_h1": FALCON_H1_1_5B,
 }
+
+
+def splits_of_qwen3_next(folder: Path, engine: str, state_dtype: str) -> list[Split]:
+    """What `statecache plan` makes of 20 GiB on two GPUs for one engine, from two requests."""
+    (folder / "config.json").write_text(json.dumps(PUBLISHED["qwen3_next"]))
+    demand = Demand(
+        model=read_model(folder, 2),
+        memory_bytes=20 * 2**30,
+        engines=[engine],
+        shares=[20],
+        running=4,
+        ranks=2,
+        kv_dtype="fp8",
+        state_dtype=state_dtype,
+        block_tokens=64,
+    )
+    return list(rated_splits(demand, PrefixTree([-1, 0, 1], [[1, 2], [1, 2]], [0, 2])))

@@ -6,9 +6,8 @@ import server
 from tiny_model import make_tiny_model
 
 from statecache.ab.bench import Bench
-from statecache.ab.server_arm import ServerArm, ServerSettings
-from statecache.ab.trial import Cell, Trial
-from support.conversations import be_patient, conversations
+from statecache.ab.server_arm import ServerArm
+from support.conversations import be_patient, trial_of
 
 KEY = "k3y-of-the-test"
 VARIABLES = ("PYTHONPATH", "SGLANG_USE_CPU_ENGINE", "OMP_NUM_THREADS", "HF_HUB_OFFLINE")
@@ -32,14 +31,7 @@ def test_two_servers_with_a_key_are_asked_in_turn(tmp_path, monkeypatch):
     monkeypatch.setenv("SGLANG_TEST_KEY", KEY)
     model = make_tiny_model(tmp_path / "model")
     arms = [arm("off", model), arm("on", model, "--kv-cache-plugin", "statecache")]
-    trial = Trial(
-        name="t",
-        cells=[Cell(name="c", workload=conversations(tmp_path), arms=arms)],
-        repeats=1,
-        warm_up=0,
-        servers=ServerSettings(tokens_a_block=64, output_tokens=4, salt=7),
-    )
-    with Bench(trial, tmp_path) as bench:
+    with Bench(trial_of(tmp_path, arms, 1), tmp_path) as bench:
         found = list(bench.runs())
     assert bench.failures == []
     assert [run.arm for run, _ in found] == ["off", "on"]

@@ -15,11 +15,9 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs
 
 from statecache.engine.settings import add_flags
-from statecache.replay.prefix_tree import PrefixTree
 from statecache.sizing.model_config import read_model
-from statecache.sizing.splits import Demand, rated_splits
 from statecache_sglang.spec import SPEC
-from support.model_configs import PUBLISHED
+from support.model_configs import PUBLISHED, splits_of_qwen3_next
 
 CLASSES = {
     "qwen3_next": Qwen3NextConfig,
@@ -54,19 +52,7 @@ def test_sglang_knows_the_flags_that_are_named(tmp_path):
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     add_flags(parser, SPEC)
-    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["qwen3_next"]))
-    demand = Demand(
-        model=read_model(tmp_path, 2),
-        memory_bytes=20 * 2**30,
-        engines=["sglang"],
-        shares=[20],
-        running=4,
-        ranks=2,
-        kv_dtype="fp8",
-        state_dtype="bfloat16",
-        block_tokens=64,
-    )
-    splits = list(rated_splits(demand, PrefixTree([-1, 0, 1], [[1, 2], [1, 2]], [0, 2])))
+    splits = splits_of_qwen3_next(tmp_path, "sglang", "bfloat16")
     assert [split.states for split in splits] == ["native", "int8"]
     for split in splits:
         words = ["--model-path", "m", *" ".join(split.flags).split()]

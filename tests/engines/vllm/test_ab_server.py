@@ -4,9 +4,8 @@ import sys
 from pathlib import Path
 
 from statecache.ab.bench import Bench
-from statecache.ab.server_arm import ServerArm, ServerSettings
-from statecache.ab.trial import Cell, Trial
-from support.conversations import be_patient, conversations
+from statecache.ab.server_arm import ServerArm
+from support.conversations import be_patient, trial_of
 
 FLAGS = "--dtype bfloat16 --enforce-eager --block-size 32 --max-model-len 1024 --max-num-seqs 4"
 FLAGS += " --max-num-batched-tokens 256 --num-gpu-blocks-override 200 --seed 0"
@@ -29,14 +28,7 @@ def test_two_servers_are_asked_in_turn_and_end(model, tmp_path, monkeypatch):
     """
     be_patient(monkeypatch)
     arms = [arm("off", model, ""), arm("on", model, "--kv-cache-plugin statecache")]
-    trial = Trial(
-        name="t",
-        cells=[Cell(name="c", workload=conversations(tmp_path), arms=arms)],
-        repeats=2,
-        warm_up=0,
-        servers=ServerSettings(tokens_a_block=64, output_tokens=4, salt=7),
-    )
-    with Bench(trial, tmp_path) as bench:
+    with Bench(trial_of(tmp_path, arms, 2), tmp_path) as bench:
         assert bench.versions == {"off": "vllm 0.32.0", "on": "vllm 0.32.0"}
         found = list(bench.runs())
     assert bench.failures == []

@@ -16,12 +16,10 @@ from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec
 
-from statecache.replay.prefix_tree import PrefixTree
 from statecache.sizing.model_config import read_model
-from statecache.sizing.splits import Demand, rated_splits
 from statecache_vllm import adapter
 from statecache_vllm.sizing import block_tokens
-from support.model_configs import PUBLISHED
+from support.model_configs import PUBLISHED, splits_of_qwen3_next
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -153,19 +151,7 @@ def test_the_block_is_as_large_as_vllm_makes_it(model):
 def test_vllm_knows_the_flags_that_are_named(tmp_path):
     adapter.register()
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["qwen3_next"]))
-    demand = Demand(
-        model=read_model(tmp_path, 2),
-        memory_bytes=20 * 2**30,
-        engines=["vllm"],
-        shares=[20],
-        running=4,
-        ranks=2,
-        kv_dtype="fp8",
-        state_dtype="float32",
-        block_tokens=64,
-    )
-    splits = list(rated_splits(demand, PrefixTree([-1, 0, 1], [[1, 2], [1, 2]], [0, 2])))
+    splits = splits_of_qwen3_next(tmp_path, "vllm", "float32")
     assert [split.states for split in splits] == ["shared", "native", "int8"]
     for split in splits:
         found = parser.parse_args(" ".join(split.flags).split())
