@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from statecache.engine import seams as seam
 from statecache.engine.patching import Patch, PatchSet
 from statecache.engine.settings import Settings
-from statecache.errors import exit_engine
 from statecache_sglang import patches, seam_table, seams
 from statecache_sglang.engine_classes import MambaComponent
 from statecache_sglang.recording import Recording
@@ -159,19 +158,11 @@ def should_manage(params: CacheParameters, name: str) -> bool:
 
     `name` is the tree core that SGLang chose.
     """
+    from statecache_sglang.unsupported import refuse_cache
+
     components = tree.tree_components(params)
     if params.disable or "MAMBA" not in components:
         _log.warning("statecache: this model caches no recurrent states; nothing was changed")
         return False
-    problem = None
-    if name not in ("rust", "python"):
-        problem = f"the tree core '{name}'"
-    elif set(components) != {"FULL", "MAMBA"}:
-        problem = f"a cache of {', '.join(components)}"
-    elif params.enable_session_radix_cache:
-        problem = "--enable-session-radix-cache"
-    elif params.component_registry_override:
-        problem = "a cache with components of its own (MLX)"
-    if problem is not None:
-        exit_engine(f"{problem} is not supported with --kv-cache-plugin statecache")
+    refuse_cache(params, components, name)
     return True

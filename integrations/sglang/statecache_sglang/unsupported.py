@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from statecache.errors import SettingsError, exit_engine
@@ -12,10 +12,7 @@ from statecache_sglang.scheduler_side import scheduler_side_of
 
 if TYPE_CHECKING:
     from statecache.engine.settings import Settings
-    from statecache_sglang.views import (
-        ServerArguments,
-        TreeCache,
-    )
+    from statecache_sglang.views import CacheParameters, ServerArguments, TreeCache
 
 
 def _above_one(size: object) -> bool:
@@ -65,6 +62,24 @@ def refuse_storage(
     if scheduler_side_of(cache) is None:
         return original(cache, *args, **kwargs)
     return False, "statecache: a storage backend is not supported with --kv-cache-plugin statecache"
+
+
+def refuse_cache(params: CacheParameters, components: Collection[str], core: str) -> None:
+    """Stop with one line where the index cannot manage a cache of these components and tree core.
+
+    Both are named as SGLang names them.
+    """
+    problem = None
+    if core not in ("rust", "python"):
+        problem = f"the tree core '{core}'"
+    elif set(components) != {"FULL", "MAMBA"}:
+        problem = f"a cache of {', '.join(components)}"
+    elif params.enable_session_radix_cache:
+        problem = "--enable-session-radix-cache"
+    elif params.component_registry_override:
+        problem = "a cache with components of its own (MLX)"
+    if problem is not None:
+        exit_engine(f"{problem} is not supported with --kv-cache-plugin statecache")
 
 
 def refuse(server_args: ServerArguments, settings: Settings) -> None:
