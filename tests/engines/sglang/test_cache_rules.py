@@ -25,7 +25,7 @@ both_pools = pytest.mark.parametrize("pool", POOLS)
 
 @both_cores
 @both_pools
-def test_a_hit_ends_at_the_state_of_its_own_prefix_and_depth(core, pool):
+def test_a_hit_is_never_deeper_than_its_kv_or_its_state(core, pool):
     with plugin(policy="gds", **POOLS[pool]):
         traffic = Marked(core, **SIZES)
     for operation in operations(5, 600):
