@@ -62,6 +62,19 @@ def test_every_file_that_a_page_links_to_is_there() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_files_that_contributing_names_are_there() -> None:
+    """Paths begin at the root, or where the table before them says."""
+    starts = [ROOT, ROOT / "plugin/statecache", ROOT / "cpp/src", ROOT / "cpp/src/index"]
+    starts += [*ROOT.glob("integrations/*"), *ROOT.glob("integrations/*/statecache_*")]
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`([\w/<>.]+\.(?:cpp|cuh|h|md|py|sh|toml|txt))`", text)
+    assert len(named) > 30
+    for name in named:
+        for engine in ("sglang", "vllm"):
+            file = name.replace("<engine>", engine)
+            assert any((start / file).exists() for start in starts), name
+
+
 PAGES_OF_STEPS = ("adding-an-engine.md", "adding-a-policy.md", "how-it-works.md")
 
 
