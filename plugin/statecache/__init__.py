@@ -9,7 +9,7 @@ from statecache.index.reference import ReferenceCost, ReferenceIndex
 try:
     from statecache._index import CostModel, StateIndex
 except ImportError as _error:
-    # Raised by whoever asks for one of them: `statecache doctor` must run all the same.
+    # Raised where one of them is used: `statecache doctor` must run all the same.
     _problem = (
         "statecache was installed without its native index (statecache._index), or it was built"
         f" for another Python: reinstall it with pip ({_error})"

@@ -2,8 +2,8 @@
 
     seconds(n) = overhead + linear * n + quadratic * n * n / 2e5
 
-The overhead (scheduling, HTTP, one token of output) is paid by whoever resumes, too, so it is no
-part of a cost. Errors are relative: a short prompt counts as much as a long one.
+The overhead (scheduling, HTTP, one token of output) is paid by a request that resumes, too, so it
+is no part of a cost. Errors are relative: a short prompt counts as much as a long one.
 """
 
 from __future__ import annotations
