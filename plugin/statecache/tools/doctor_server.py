@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from statecache.engine.metrics import DRY_RUN
+from statecache.engine.metric_table import DRY_RUN, METRIC_BY_NAME, MetricKey
 from statecache.engine.spec import engines
 from statecache.errors import escape_control_chars
 from statecache.tools.http_client import ServerAddress, ServerError
@@ -15,7 +15,7 @@ __all__ = ["ServerFound", "look_at_server"]
 _SECONDS = 10
 _MOST_BYTES = 64 << 20
 _SHOWN_CHARACTERS = 80
-_ACTIVE = "statecache_active"
+_ACTIVE = METRIC_BY_NAME[MetricKey.ACTIVE].full_name
 
 
 class ServerFound(NamedTuple):
@@ -52,7 +52,7 @@ def _verdict(text: str) -> ServerFound:
         return ServerFound("problem", said)
     if not found:
         what = "was the server started with --kv-cache-plugin statecache and its metrics on?"
-        said = f" has no statecache_active: the plugin is not there: {what}"
+        said = f" has no {_ACTIVE}: the plugin is not there: {what}"
         return ServerFound("problem", said)
     labels = found[0].labels
     engine = labels.get("engine")
