@@ -8,7 +8,7 @@ from support.waiting import DEADLINE_SECONDS, wait_until
 Samples = dict[tuple[str, str], float]
 
 # The one label of a metric beside the common ones.
-LABELS = ("policy", "pool", "reason", "mode", "le")
+LABELS = ("policy", "pool", "reason", "mode", "what", "kind", "le")
 
 
 def read(url: str) -> Samples:
