@@ -16,7 +16,9 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from statecache.checkpoint.proof import Prefix
 from statecache.engine.settings import Settings
+from statecache.index.keyed_index import TokenPrefixes
 from statecache_sglang.bench import cache_layer
 from statecache_sglang.scheduler_side import namespace_of
 
@@ -113,6 +115,7 @@ class Traffic:
         self.cache.dec_lock_ref(*lock)
 
     def insert(self, tokens, values, slot, hit, **namespace):
+        self.record(tokens, slot, **namespace)
         return self.cache.insert(
             InsertParams(
                 key=self.key(tokens, **namespace),
@@ -125,6 +128,14 @@ class Traffic:
     def evict(self, states: int = 0, kv_tokens: int = 0) -> int:
         result = self.cache.evict(EvictParams(num_tokens=kv_tokens, mamba_num=states))
         return result.mamba_num_evicted
+
+    def record(self, tokens, slot, extra_key=None, cache_salt=None) -> None:
+        """Write down what the state in a slot of the plugin's pool is of, as a store does."""
+        records = getattr(self.requests.mamba_ckpt_pool, "records", None)
+        if records is not None:
+            space = namespace_of(extra_key, cache_salt)
+            key = TokenPrefixes.key(array("q", tokens), len(tokens), space)
+            records.write(int(slot), Prefix(key, len(tokens)))
 
     # What a scheduler makes of it.
 
