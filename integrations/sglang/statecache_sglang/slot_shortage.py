@@ -62,7 +62,9 @@ class SlotShortageMixin(MambaComponent):
         """SGLang's, or 0 (nothing of the request is cached now) when there is no slot.
 
         All slots are taken before anything else is done, so there is nothing to undo. A state
-        that is not finite is not kept either. Nor is one that the admission does not want.
+        that is not finite is not kept either. Nor is one that the admission does not want, or one
+        of more tokens than whole pages: SGLang cuts its key to pages, and the node would end
+        before its state.
         """
         if not is_finished and not branch_admission.is_wanted(self.cache, req, token_ids_len):
             return 0
@@ -73,6 +75,9 @@ class SlotShortageMixin(MambaComponent):
             length = super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
         finally:
             self._give_back_reserved()
+        if length and length % self.cache.page_size:
+            self._count("off_page")
+            return 0
         insert_params.statecache_end = is_finished or token_ids_len >= len(req.origin_input_ids)
         stored = insert_params.mamba_value
         was_refused = getattr(self.int8_ckpt_pool, "was_refused", None)

@@ -104,7 +104,8 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
     `source` is the plugin ("statecache") or the engine that counted. None is what it does not
     count. A request that was preempted counts again in the plugin's `requests`. `kv_pool_bytes`
-    is the size of the pool of KV alone, where the engine tells it.
+    is the size of the pool of KV alone, where the engine tells it. Hits are prompt tokens at most;
+    what was counted beyond that is in `overstated_hit_tokens` alone.
     """
 
     source: str
@@ -115,6 +116,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     evicted_states: int | None = None
     skipped_states: int | None = None
     kv_pool_bytes: int | None = None
+    overstated_hit_tokens: int = 0
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +127,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     them; `times` are those of servers, `counters` what their `/metrics` say. `rejected` are a
     server's errors; `answered_tokens` of its prompts are what it had answered itself.
     `peak_resident_bytes` is the memory of a launched server's processes, `state_slot_bytes` that of
-    the arm's state slots, where it says what a state takes.
+    the arm's state slots, where it says what a state takes. No request hits more than its prompt:
+    what a server said beyond that is in `overstated_hit_tokens` alone.
     """
 
     cell: str
@@ -146,6 +149,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     peak_resident_bytes: int | None = None
     state_slot_bytes: int | None = None
     counters: Counters | None = None
+    overstated_hit_tokens: int = 0
 
 
 class Measure(msgspec.Struct, frozen=True):

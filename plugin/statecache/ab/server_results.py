@@ -22,9 +22,9 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     """One request; times are in seconds, `asked_at` and `ended_at` from the start of the run.
 
     `pieces` is when tokens came, counted from when they were asked for, and how many together.
-    `cached_tokens` is None where the server does not say. `answered_tokens` of the prompt are what
-    the server had answered before in this session; `output_ids` are the tokens of this answer, None
-    where the server does not tell them. One with an `error` has what came before.
+    `cached_tokens` is what the server said, None where it does not. `answered_tokens` of the prompt
+    are what the server had answered before in this session; `output_ids` are the tokens of this
+    answer, None where the server does not tell them. One with an `error` has what came before.
     """
 
     prompt_tokens: int
@@ -36,6 +36,11 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     answered_tokens: int = 0
     output_ids: list[int] | None = None
+
+    @property
+    def hit_tokens(self) -> int:
+        """The tokens of the prompt that were reused; some servers leave a zero out."""
+        return min(self.cached_tokens or 0, self.prompt_tokens)
 
     @property
     def first_after(self) -> float:
@@ -95,8 +100,10 @@ class Answers(msgspec.Struct, frozen=True):
             requests=len(done),
             rejected=len(counted) - len(done),
             prompt_tokens=sum(request.prompt_tokens for request in done),
-            # Some servers leave a zero out.
-            hit_tokens=sum(request.cached_tokens or 0 for request in done) if reported else None,
+            hit_tokens=sum(request.hit_tokens for request in done) if reported else None,
+            overstated_hit_tokens=sum(
+                (request.cached_tokens or 0) - request.hit_tokens for request in done
+            ),
             resident_tokens=None,
             missed_by_state_tokens=None,
             recompute_cost=None,

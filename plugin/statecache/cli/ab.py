@@ -28,6 +28,7 @@ from statecache.ab.report.result import (
     comparison_table,
     failure_lines,
     git_revision,
+    overstated_lines,
     rate_table,
 )
 from statecache.ab.statistics import compare
@@ -190,7 +191,7 @@ def _show(result: Result, folder: Path) -> None:
     console.print(comparison_table(result.comparisons))
     if len(result.settings.cells) > 1:
         console.print(rate_table(result.settings, result.runs))
-    for line in failure_lines(result.failures):
+    for line in [*failure_lines(result.failures), *overstated_lines(result.runs)]:
         sys.stderr.write(f"statecache: {line}\n")
     if not result.complete:
         sys.stderr.write(f"statecache: interrupted after {len(result.runs)} runs\n")

@@ -110,7 +110,10 @@ METRICS = (
     ),
     Metric(MetricKey.EVICTIONS, "counter", "Cached states that were dropped", "reason"),
     Metric(
-        MetricKey.SKIPS, "counter", "States not cached or used: no slot, or not finite", "reason"
+        MetricKey.SKIPS,
+        "counter",
+        "States not cached or used: no slot, not finite, off a page",
+        "reason",
     ),
     Metric(MetricKey.CHECKPOINT_STORES, "counter", "States stored in the checkpoint pool", "mode"),
     Metric(

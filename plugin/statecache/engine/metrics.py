@@ -83,7 +83,14 @@ class EventCounters:
         self.walk_seconds += seconds
 
     def admitted(self, prompt_tokens: int, hit_tokens: int, kv_tokens: int) -> None:
-        """A request is prefilled from `hit_tokens` on; its KV is resident up to `kv_tokens`."""
+        """A request is prefilled from `hit_tokens` on; its KV is resident up to `kv_tokens`.
+
+        Neither counts beyond the prompt, whatever the engine says.
+        """
+        if hit_tokens > prompt_tokens:
+            hit_tokens = prompt_tokens
+        if kv_tokens > prompt_tokens:
+            kv_tokens = prompt_tokens
         numbers = self.numbers
         get = numbers.get
         numbers[_REQUESTS] = get(_REQUESTS, 0) + 1

@@ -246,7 +246,7 @@ class TraceRecorder:
         if ended is not None:
             ids = self._ids.of(request)
             ended.ended, ended.data = now, self._line(ended.arrived, request, ids)
-            ended.seen = ids, request.cached_tokens
+            ended.seen = ids, min(request.cached_tokens, len(request.tokens))
             self._fresh_bytes += len(ended.data)
 
     def _line(self, arrived: float, request: Ended, ids: list[int]) -> bytes:

@@ -1,7 +1,8 @@
 """SGLang's real cache layer on a CPU: `UnifiedRadixCache` over real pools, without a model.
 
-Attention plus recurrent layers, tiny states, page size 1: what SGLang builds for a hybrid model
-on a CPU. One `Traffic` drives it as the scheduler does and knows which slots are in use.
+Attention plus recurrent layers, tiny states, page size 1 unless a test asks for more: what SGLang
+builds for a hybrid model on a CPU. One `Traffic` drives it as the scheduler does and knows which
+slots are in use.
 """
 
 from __future__ import annotations
@@ -61,11 +62,15 @@ def build_pools(
     states_per_path: int = 0,
     extra_buffer: bool = False,
     side_states: bool = False,
+    page_size: int = 1,
+    longest: int = 1024,
 ):
     return cache_layer.build_pools(
         slots,
         kv_tokens,
         states_per_path=states_per_path,
+        page_size=page_size,
+        max_context_len=longest,
         enable_mamba_extra_buffer=extra_buffer,
         **(SIDE_STATES if side_states else {}),
     )
@@ -84,7 +89,7 @@ class Traffic:
         self.params = CacheInitParams(
             req_to_token_pool=self.requests,
             token_to_kv_pool_allocator=self.allocator,
-            page_size=1,
+            page_size=self.allocator.page_size,
             disable=False,
             tree_components=(FULL, MAMBA),
             enable_mamba_extra_buffer=extra_buffer,

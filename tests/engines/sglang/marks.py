@@ -26,9 +26,8 @@ def has_mark(traffic: Traffic, slot: int, tokens, namespace=None) -> bool:
 
 def _mark(tokens, namespace) -> torch.Tensor:
     """Three numbers that bfloat16 holds exactly."""
-    assert len(tokens) < 256
     of = zlib.crc32(repr((list(map(int, tokens)), sorted((namespace or {}).items()))).encode())
-    return torch.tensor([len(tokens), of % 251, of // 251 % 251], dtype=torch.bfloat16)
+    return torch.tensor([len(tokens) % 251, of % 251, of // 251 % 251], dtype=torch.bfloat16)
 
 
 class Marked(Traffic):

@@ -7,6 +7,7 @@ from array import array
 from cache_layer import Traffic
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 _made = iter(range(1_000_000))
@@ -58,3 +59,20 @@ def finish(traffic: Traffic, req: Req, tokens: int) -> None:
     traffic.cache.checkpoint(req, up_to=tokens)
     traffic.cache.unlock(req.lock)
     traffic.requests.free(req)
+
+
+def release(traffic: Traffic, req: Req, tokens: int, *, cached: bool) -> None:
+    """End a request of which so many tokens are computed, as SGLang does; cache them or not."""
+    req.kv.kv_committed_len = req.kv.kv_allocated_len = tokens
+    if cached:
+        req.finished_reason = object()
+    release_kv_cache(req, traffic.cache, checkpoint=cached)
+
+
+def take_back(traffic: Traffic, req: Req) -> None:
+    """What the scheduler does with a request that it matched and could not admit."""
+    req.kv.mamba_cow_src_index = None
+    req.kv.mamba_needs_clear = False
+    if req.kv.holds_mamba:
+        traffic.requests.mamba_allocator.free(req.kv.mamba_pool_idx.unsqueeze(-1))
+        req.kv.mamba_pool_idx = None

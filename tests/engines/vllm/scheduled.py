@@ -34,7 +34,9 @@ _HASH = get_hash_fn_by_name("sha256")
 GROUPS = 3
 
 
-def _groups(block: int, attention_block: int, alignment: int | None) -> list[KVCacheGroupSpec]:
+def _groups(
+    block: int, attention_block: int | None = None, alignment: int | None = None
+) -> list[KVCacheGroupSpec]:
     state = MambaSpec(
         block_size=block,
         shapes=((3, 512), (4, 64, 64)),
@@ -44,7 +46,7 @@ def _groups(block: int, attention_block: int, alignment: int | None) -> list[KVC
         prefill_checkpoint_alignment=alignment,
     )
     attention = FullAttentionSpec(
-        block_size=attention_block, num_kv_heads=4, head_size=64, dtype=torch.bfloat16
+        block_size=attention_block or block, num_kv_heads=4, head_size=64, dtype=torch.bfloat16
     )
     groups = [KVCacheGroupSpec([f"state.{i}"], state) for i in range(GROUPS)]
     return [*groups, KVCacheGroupSpec(["attention"], attention)]

@@ -11,6 +11,7 @@ import pytest
 from statecache.ab.arms import Arm
 from statecache.ab.drivers.server_metrics import counters_between, read_counters
 from statecache.ab.drivers.server_process import MemoryWatch, tree_bytes
+from statecache.ab.report.result import overstated_lines
 from statecache.ab.results import MEASURES, Counters, Played, Run, Served
 from statecache.ab.server_results import Answered, Answers
 from statecache.ab.statistics import Pair, compare
@@ -138,6 +139,47 @@ def test_counters_fill_what_answers_do_not_say() -> None:
     assert (RATE.of(nothing), MISSED.of(nothing), nothing.evicted_states) == (None, None, None)
     engine = a_run("a", None, Counters(source="vllm", prompt_tokens=400, hit_tokens=100))
     assert (RATE.of(engine), MISSED.of(engine)) == (0.25, None)
+
+
+@pytest.mark.parametrize("over", [-1, 0, 1, 20, 100])
+def test_a_hit_rate_is_never_above_one_and_what_was_said_beyond_is_told(over: int) -> None:
+    """Two requests of 100 tokens; the other server has counters alone, of four such requests."""
+    run = a_run("a", 100 + over)
+    assert RATE.of(run) == min(100 + over, 100) / 100
+    assert run.overstated_hit_tokens == 2 * max(over, 0)
+    before = dict.fromkeys(("vllm:prompt_tokens_total", "vllm:prompt_tokens_cached_total"), 50.0)
+    after = {"vllm:prompt_tokens_total": 450.0, "vllm:prompt_tokens_cached_total": 450.0 + over}
+    counters = counters_between(before, after, 200)
+    assert counters is not None
+    assert (counters.hit_tokens, counters.overstated_hit_tokens) == (
+        400 + min(over, 0),
+        max(over, 0),
+    )
+    counted = a_run("b", None, counters)
+    assert RATE.of(counted) == (400 + min(over, 0)) / 400
+    lines = [
+        f"c, arm {arm}: the server says that it reused {tokens} tokens more than it was asked:"
+        " they are not counted"
+        for arm, tokens in (("a", 2 * over), ("b", over))
+    ]
+    assert overstated_lines([run, counted]) == (lines if over > 0 else [])
+
+
+def test_one_request_beyond_its_prompt_lends_nothing_to_another() -> None:
+    """120 of 100 tokens and 0 of 100: half of all, not three fifths."""
+    told = [
+        Answered(
+            prompt_tokens=100,
+            cached_tokens=cached,
+            output_tokens=1,
+            asked_at=0,
+            ended_at=1,
+            pieces=[(0.5, 1)],
+        )
+        for cached in (120, 0)
+    ]
+    run = server_run("c", "a", 0, Answers(told), 0)
+    assert (RATE.of(run), run.overstated_hit_tokens) == (0.5, 20)
 
 
 def test_what_was_counted_is_not_compared_with_what_was_answered() -> None:

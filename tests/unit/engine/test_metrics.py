@@ -53,6 +53,18 @@ def test_kv_that_is_not_known_counts_no_miss() -> None:
     assert "missed_by_state_tokens" not in counts.sample()
 
 
+@pytest.mark.parametrize("over", [-1, 0, 1, 2, 100])
+def test_what_an_engine_says_beyond_the_prompt_is_not_counted(over: int) -> None:
+    """Of 3 prompts of 100 tokens 300 can be reused, or missed, at most."""
+    counts = EventCounters()
+    for _ in range(3):
+        counts.admitted(100, 100 + over, 100 + over)
+    counts.admitted(100, 40, 100 + over)
+    found = counts.sample()
+    assert found["hit_tokens"] == 3 * min(100 + over, 100) + 40
+    assert found["missed_by_state_tokens"] == min(100 + over, 100) - 40
+
+
 def test_walks_fall_in_the_bucket_that_bounds_them() -> None:
     counts = EventCounters()
     for seconds in (1e-5, 1.1e-5, 0.5, 0.05):

@@ -170,6 +170,16 @@ def test_what_ended_waits_for_a_request_that_runs_on(tmp_path):
     assert [line["output_length"] for line in lines_of(path)] == [2, 1]
 
 
+@pytest.mark.parametrize("said", [0, 1_534, 1_535, 1_536, 5_000])
+def test_an_observer_hears_of_no_reuse_beyond_the_prompt(tmp_path, said):
+    looks = []
+    made = recorder(tmp_path / "traffic", observe=looks.extend)
+    made.arrived("a")
+    made.ended("a", Ended(PROMPT[:1_535], 1, cached_tokens=said))
+    made.close()
+    assert [cached for _, cached in looks] == [min(said, 1_535)]
+
+
 def test_what_ended_does_not_wait_for_ever(tmp_path):
     path = tmp_path / "traffic"
     made = recorder(path, patience=0.05, interval=0.01)

@@ -55,16 +55,18 @@ def build_pools(
     *,
     states_per_path: int = 0,
     own_int8_slots: int = 0,
+    page_size: int = 1,
     **options: object,
 ) -> tuple[Any, Any, Any]:
     """Return SGLang's pools for `slots` states and `kv_tokens` tokens, and what a state is.
 
     The pool of requests and states, the allocator of KV, and the states' `Mamba2CacheParams`. The
-    rest is as for `CacheLayer`; `options` are more arguments of the pool of requests.
+    rest is as for `CacheLayer`; KV lies on pages of `page_size` tokens, more than one only with the
+    extra buffer; `options` are more arguments of the pool of requests.
     """
     arguments = load("sglang.srt.server_args")
     server_args = arguments.ServerArgs(
-        model_path="dummy", page_size=1, mamba_max_states_per_path=states_per_path or -1
+        model_path="dummy", page_size=page_size, mamba_max_states_per_path=states_per_path or -1
     )
     if own_int8_slots:
         request_int8_pool(server_args, own_int8_slots)
@@ -75,18 +77,17 @@ def build_pools(
         size=8,
         mamba_size=slots,
         mamba_spec_state_size=8,
-        max_context_len=1024,
         device="cpu",
         enable_memory_saver=False,
         cache_params=states,
         mamba_layer_ids=[0, 1],
         speculative_num_draft_tokens=3,
-        **{"enable_mamba_extra_buffer": False, **options},
+        **{"max_context_len": 1024, "enable_mamba_extra_buffer": False, **options},
     )
     kv = pools.HybridLinearKVPool(
         size=kv_tokens,
         dtype=torch.bfloat16,
-        page_size=1,
+        page_size=page_size,
         head_num=1,
         head_dim=2,
         full_attention_layer_ids=[2],
@@ -94,9 +95,12 @@ def build_pools(
         enable_memory_saver=False,
         mamba_pool=requests.mamba_pool,
     )
-    allocator = load(f"{_MEMORY}.allocator").TokenToKVPoolAllocator(
-        size=kv_tokens, dtype=torch.bfloat16, device="cpu", kvcache=kv, need_sort=False
-    )
+    allocators = load(f"{_MEMORY}.allocator")
+    shared = {"dtype": torch.bfloat16, "device": "cpu", "kvcache": kv, "need_sort": False}
+    if page_size > 1:
+        allocator = allocators.PagedTokenToKVPoolAllocator(kv_tokens, page_size, **shared)
+    else:
+        allocator = allocators.TokenToKVPoolAllocator(kv_tokens, **shared)
     return requests, allocator, states
 
 

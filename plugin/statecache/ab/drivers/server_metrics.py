@@ -81,7 +81,15 @@ def counters_between(
         }
         if min(found.values()) < 0 or found["prompt_tokens"] < prompt_tokens:
             return None
-        return Counters(source=source, kv_pool_bytes=_kv_pool_bytes(after), **found)
+        overstated = max(found.get("hit_tokens", 0) - found["prompt_tokens"], 0)
+        if overstated:
+            found["hit_tokens"] -= overstated
+        return Counters(
+            source=source,
+            kv_pool_bytes=_kv_pool_bytes(after),
+            overstated_hit_tokens=overstated,
+            **found,
+        )
     return None
 
 

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecache.ab.report.charts import LINES, line_chart, share_chart
-from statecache.ab.report.result import failure_lines, interval_of, number_text
+from statecache.ab.report.result import (
+    failure_lines,
+    interval_of,
+    number_text,
+    overstated_lines,
+)
 from statecache.ab.results import MEASURES
 
 if TYPE_CHECKING:
@@ -54,7 +59,11 @@ def report_page(result: Result) -> bytes:
         name=result.settings.name,
         summary=_summary(result),
         notes=result.settings.notes,
-        problems=[*interrupted, *failure_lines(result.failures)],
+        problems=[
+            *interrupted,
+            *failure_lines(result.failures),
+            *overstated_lines(result.runs),
+        ],
         colours=LINES,
         first_tokens=_first_tokens(result),
         measures=[_measure(result, measure) for measure in measured],

@@ -34,6 +34,7 @@ __all__ = [
     "git_revision",
     "interval_of",
     "number_text",
+    "overstated_lines",
     "rate_table",
 ]
 
@@ -186,6 +187,21 @@ def number_text(value: float, *, sign: bool = False) -> str:
 def failure_lines(failures: Sequence[Failure]) -> list[str]:
     """Write one line for each arm that could not be played."""
     return [f"{failure.cell}, arm {failure.arm} left out: {failure.reason}" for failure in failures]
+
+
+def overstated_lines(runs: Sequence[Run]) -> list[str]:
+    """Write one line for each arm whose server said that it reused more than it was asked."""
+    most: dict[tuple[str, str], int] = {}
+    for run in runs:
+        counted = 0 if run.counters is None else run.counters.overstated_hit_tokens
+        tokens = max(run.overstated_hit_tokens, counted)
+        if tokens:
+            most[run.cell, run.arm] = most.get((run.cell, run.arm), 0) + tokens
+    return [
+        f"{cell}, arm {arm}: the server says that it reused {tokens:,} tokens more than it was"
+        " asked: they are not counted"
+        for (cell, arm), tokens in most.items()
+    ]
 
 
 def _processor() -> str | None:
