@@ -4,24 +4,53 @@
 """
 
 import math
+import random
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tiny_models
-from scheduled import Run, traffic
+from scheduled import Run, traffic, words
+from vllm.v1.request import RequestStatus
 
 from statecache_vllm import seams
 from support import soak
 
 POOL = {"checkpoints": "native", "checkpoint_slots": 16}
+BURSTS = "bursts of siblings"
 KINDS = {
     "reuse and pool": POOL,
     "pool by learned": {**POOL, "policy": "learned"},
     "reuse": {},
     "stock and int8 pool": {"block_policy": "stock", "checkpoints": "int8", "checkpoint_slots": 16},
+    BURSTS: {**POOL, "checkpoint_interval": 512},
 }
+
+
+def bursts(run: Run, seed: int) -> Iterator[None]:
+    """Random arrivals of siblings over heads of a few steps, many of them aborted; never ends.
+
+    Raises where nothing is computed although a request could be: everything waits.
+    """
+    rng = random.Random(seed)
+    heads = [words(rng, rng.randint(600, 1400)) for _ in range(3)]
+    while True:
+        if rng.random() < 0.15 and len(run.scheduler.requests) < 24:
+            head = rng.choice(heads)[: rng.choice((400, 900, 1400))]
+            for _ in range(rng.choice((1, 2, 6))):
+                run.add([*head, *words(rng, rng.choice((3, 40, 200)))], tokens=rng.randint(1, 4))
+            if rng.random() < 0.2:
+                heads[rng.randrange(len(heads))] = words(rng, rng.randint(600, 1400))
+        for name in list(run.scheduler.requests):
+            if rng.random() < 0.01:
+                run.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
+        if rng.random() < 0.002:
+            run.scheduler.reset_prefix_cache(reset_running_requests=True)
+        planned = run.step()
+        assert planned.num_scheduled_tokens or not run.scheduler.requests, "everything waits"
+        yield
 
 
 def check(run: Run) -> None:
@@ -51,10 +80,15 @@ def check(run: Run) -> None:
 def soaked(
     model: Path, kind: str, requests: int, seconds: float, every: int = 1_000
 ) -> soak.Report:
-    run = Run(model, blocks=70, plugin=KINDS[kind])
+    if kind == BURSTS:
+        run = Run(model, blocks=500, budget=512, requests=16, plugin=KINDS[kind])
+        steps = bursts(run, 1)
+    else:
+        run = Run(model, blocks=70, plugin=KINDS[kind])
+        steps = traffic(run, 1, sys.maxsize)
     report = soak.soak(
         f"vLLM, {kind}",
-        traffic(run, 1, sys.maxsize),
+        steps,
         lambda: run._count,
         lambda: check(run),
         requests=requests,
