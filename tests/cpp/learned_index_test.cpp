@@ -43,7 +43,8 @@ TEST(LearnedIndexTest, SessionsKeepEveryInvariant) {
 }
 
 // Comparisons an offered depth, shadows included: 4-ary heaps, so at most a few more for each
-// fourfold growth. Anything linear would grow a hundredfold here.
+// fourfold growth, and up to 4,096 inheritors of ghosts are ranked again every 16 requests, which a
+// cache of 1,000 states does not have. Anything linear would grow a hundredfold here.
 TEST(LearnedIndexTest, WorkGrowsWithTheLogarithm) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   const std::vector<int64_t> sizes = {100, 1'000, 10'000};  // filling more takes minutes
@@ -61,8 +62,8 @@ TEST(LearnedIndexTest, WorkGrowsWithTheLogarithm) {
   }
   RecordProperty("comparisons", std::to_string(comparisons.back()));
   EXPECT_LT(comparisons[0], 60);
-  EXPECT_LT(comparisons[1], 2 * comparisons[0]);
-  EXPECT_LT(comparisons[2], 2 * comparisons[1]);
+  EXPECT_LT(comparisons[1], 3 * comparisons[0]);
+  EXPECT_LT(comparisons[2], 3 * comparisons[1]);
 }
 
 }  // namespace

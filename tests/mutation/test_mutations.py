@@ -21,6 +21,7 @@ LEARNED = [
     f"tests/property/test_learned_against_reference.py::{test}"
     for test in (
         "test_same_order_through_phases",
+        "test_same_victims_in_the_order_of_gds",
         "test_same_victims[6-4000-8-6-24-80-0.5]",
         "test_same_victims[4-4000-8-6-12-50-0.3]",
     )
@@ -67,13 +68,13 @@ LEARNED_MUTATIONS = {  # source, what it says, what it says instead
     ),
     "ghosts that count for nothing": (
         "tracked_states",
-        "  if (inheritor != kNone) add_ghost(inheritor, entry.bucket, 1);\n  ++ghosts_;",
-        "  ++ghosts_;",
-    ),
-    "a best bucket not found again after a rebuild": (
-        "tracked_states",
-        "    for (GhostGroup& group : groups_) find_best(group);\n",
+        "    add_ghosts(inheritor, entry.bucket, 1);\n    ghosts_changed(inheritor);\n",
         "",
+    ),
+    "ghosts not assessed again after a rebuild": (
+        "tracked_states",
+        "      assess(group);\n      rank",
+        "      rank",
     ),
     "a generation of its own": ("tracked_states", "tracked_[source].generation + 1", "1"),
     "no end": ("tracked_states", "  tracked_[node].end = end;\n", ""),
@@ -89,7 +90,6 @@ LEARNED_MUTATIONS = {  # source, what it says, what it says instead
     ),
     "a dropped state that stays a ghost": ("learned_index", "tracked_.forget(node);", "void();"),
     "shadows that keep what was dropped": ("learned_index", "selector_->drop(point);", "void();"),
-    "a lead that need not be large": ("shadow_selector", "kLead = 1.15;", "kLead = 1.0;"),
     "gds with stamps of its own": ("learned_index", "adopt(selector_->gds());", "void();"),
     "short-term savings that never fade": (
         "shadow_selector",
@@ -101,13 +101,16 @@ LEARNED_MUTATIONS = {  # source, what it says, what it says instead
         "shadow.long_term_savings * kLongDecay +",
         "shadow.long_term_savings +",
     ),
-    "a baseline lost for little": ("shadow_selector", "kLongLead = 1.01;", "kLongLead = 1.0;"),
-    "a baseline that stays": ("shadow_selector", "active = baseline_ = ahead;", "active = ahead;"),
-    "no way back to the baseline": (
-        "shadow_selector",
-        "if (of_baseline >= shadows_[active].short_term_savings) active = baseline_;",
-        "(void)of_baseline;",
+    "a lead that need not last": ("shadow_selector", "kPersistence = 600;", "kPersistence = 500;"),
+    "no way back to learned": ("shadow_selector", "leader != 0 && ahead_for_", "ahead_for_"),
+    "chances that do not add up": ("tracked_states", "group.chances += count *", "group.chances ="),
+    "interior ghosts that add up": ("tracked_states", "if (bucket < kAddingUp) ", ""),
+    "a chain that is never spared": (
+        "learned_index",
+        "slot == kNone ? kNone : spare_in_chain(slot);",
+        "slot;",
     ),
+    "what was seen that never fades": ("tracked_states", "    table_.fade();\n", ""),
 }
 
 INJECT = """

@@ -4,15 +4,16 @@
 
 namespace statecache {
 
-void BucketHeaps::update(Slot slot, ClassBucket bucket, double gain, uint64_t last_use) {
-  if (holds(slot, bucket, gain, last_use)) return;
+void BucketHeaps::update(Slot slot, ClassBucket bucket, double key, double gain,
+                         uint64_t last_use) {
+  if (holds(slot, bucket, key, gain, last_use)) return;
   if (slot >= at_.size()) {
     at_.resize(slot + 1, kNone);
     bucket_of_.resize(slot + 1);
   }
   if (at_[slot] != kNone && bucket_of_[slot] != bucket) remove(slot);
   Heap& heap = heaps_[bucket];
-  const Entry entry{gain, last_use, slot};
+  const Entry entry{key, gain, last_use, slot};
   if (at_[slot] != kNone) {
     sift(heap, at_[slot], entry);
     return;
@@ -44,18 +45,19 @@ void BucketHeaps::clear() {
   std::fill(at_.begin(), at_.end(), kNone);
 }
 
-bool BucketHeaps::holds(Slot slot, ClassBucket bucket, double gain, uint64_t last_use) const {
+bool BucketHeaps::holds(Slot slot, ClassBucket bucket, double key, double gain,
+                        uint64_t last_use) const {
   if (!contains(slot) || bucket_of_[slot] != bucket) return false;
   const Entry& entry = heaps_[bucket][at_[slot]];
-  return entry.slot == slot && entry.gain == gain && entry.last_use == last_use;
+  return entry.slot == slot && entry.key == key && entry.gain == gain && entry.last_use == last_use;
 }
 
 bool BucketHeaps::in_order() const {
   for (const Heap& heap : heaps_) {
     for (size_t at = 1; at < heap.size(); ++at) {
       const Entry &above = heap[(at - 1) / kArity], &entry = heap[at];
-      if (entry.gain < above.gain) return false;
-      if (entry.gain == above.gain && entry.last_use < above.last_use) return false;
+      if (entry.key < above.key) return false;
+      if (entry.key == above.key && before(entry, above)) return false;
     }
   }
   return true;

@@ -106,8 +106,11 @@ void TrackedStates::check() const {
       require(group.inheritor == node, "a group knows its inheritor");
       for (const auto& [bucket, count] : group.buckets) {
         held.insert(held.end(), count, bucket);
-        require(table_.index(bucket) <= table_.index(group.best), "a group knows its best bucket");
       }
+      GhostGroup again = group;
+      assess(again);
+      require(again.best == group.best, "a group knows its best ghost");
+      require(again.chances == group.chances, "a group knows the chances of its ghosts");
     }
     std::sort(below.begin(), below.end());
     std::sort(held.begin(), held.end());

@@ -1,7 +1,10 @@
 #include "learned_index.h"
 
+#include <algorithm>
+#include <bit>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "policy_factories.h"
 #include "shadow_selector.h"
@@ -124,7 +127,7 @@ HeapCounters LearnedIndex::counters() const {
 
 double LearnedIndex::rank(StateId state) const {
   const Slot slot = slot_of(state);
-  return tracked_.index_of(tracked_.best_bucket(point_of_[slot])) * node_at(slot).gain;
+  return rank_of(slot);
 }
 
 void LearnedIndex::activate(Order order) {
@@ -147,7 +150,12 @@ void LearnedIndex::rank_changed(Slot slot) {
     heaps_.remove(slot);
     return;
   }
-  heaps_.update(slot, tracked_.best_bucket(point), node_at(slot).gain, node_at(slot).last_use);
+  const Node& node = node_at(slot);
+  if (tracked_.inherits(point)) {
+    heaps_.update(slot, BucketHeaps::kByRank, rank_of(slot), node.gain, node.last_use);
+  } else {
+    heaps_.update(slot, tracked_.bucket(point), node.gain, node.gain, node.last_use);
+  }
 }
 
 void LearnedIndex::removing(Slot slot) {
@@ -161,8 +169,49 @@ void LearnedIndex::removing(Slot slot) {
 
 LearnedIndex::Slot LearnedIndex::lowest() {
   if (active_ != Order::kLearned) return TreeIndex::lowest();
-  return heaps_.lowest(
-      [this](BucketHeaps::ClassBucket bucket) { return tracked_.index_of(bucket); });
+  const Slot slot =
+      heaps_.lowest([this](BucketHeaps::ClassBucket bucket) { return tracked_.index_of(bucket); });
+  return slot == kNone ? kNone : spare_in_chain(slot);
+}
+
+// The state itself, unless it is the first one of a long chain in its doubling of depth and another
+// state of that chain is not. A chain are states with one child each.
+LearnedIndex::Slot LearnedIndex::spare_in_chain(Slot victim) const {
+  const auto in_chain = [this](Slot slot) {
+    const Slot child = slot == kNone ? kNone : node_at(slot).first_child;
+    return child != kNone && node_at(child).next_sibling == kNone;
+  };
+  const auto doubling = [this](Slot slot) {
+    return slot == kNone ? 0 : std::bit_width(static_cast<uint32_t>(node_at(slot).depth));
+  };
+  const auto is_first = [&](Slot slot) { return doubling(slot) > doubling(node_at(slot).parent); };
+  if (!in_chain(victim) || !is_first(victim)) return victim;
+  Slot spare = kNone;
+  size_t length = 1;
+  const auto visit = [&](Slot slot) {
+    ++length;
+    if (!is_first(slot) && can_go(slot) && (spare == kNone || goes_before(slot, spare))) {
+      spare = slot;
+    }
+  };
+  Slot slot = node_at(victim).first_child;
+  for (size_t seen = 0; seen < kReach && in_chain(slot); ++seen) {
+    visit(slot);
+    slot = node_at(slot).first_child;
+  }
+  slot = node_at(victim).parent;
+  for (size_t seen = 0; seen < kReach && in_chain(slot); ++seen) {
+    visit(slot);
+    slot = node_at(slot).parent;
+  }
+  return spare != kNone && 2 * length > std::min(size(), 2 * kReach) ? spare : victim;
+}
+
+bool LearnedIndex::goes_before(Slot a, Slot b) const {
+  const auto key = [this](Slot slot) {
+    return std::tuple(rank_of(slot), node_at(slot).gain, node_at(slot).last_use);
+  };
+  return key(a) < key(b);
 }
 
 void LearnedIndex::check() const {
@@ -176,8 +225,11 @@ void LearnedIndex::check() const {
     if (held != (active_ == Order::kLearned && can_go(slot))) {
       broken("a victim under learned is in a heap", node.id);
     }
-    if (held &&
-        !heaps_.holds(slot, tracked_.best_bucket(point_of_[slot]), node.gain, node.last_use)) {
+    if (!held) continue;
+    const bool by_rank = tracked_.inherits(point_of_[slot]);
+    const auto bucket = by_rank ? BucketHeaps::kByRank : tracked_.bucket(point_of_[slot]);
+    if (!heaps_.holds(slot, bucket, by_rank ? rank_of(slot) : node.gain, node.gain,
+                      node.last_use)) {
       broken("a state is in the heap of its bucket", node.id);
     }
   }

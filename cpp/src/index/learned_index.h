@@ -28,7 +28,8 @@ class ShadowSelector;
 //
 // Costs, with n resident states: O(log n) a call as in StateIndex, plus what the points given and
 // the tracked states directly below a new point take; every 16th prompt the table is brought up to
-// date in time that does not depend on n. A change of the active order costs O(n log n).
+// date in time that grows with the ghosts remembered, not with n. A change of the active order costs
+// O(n log n).
 class LearnedIndex final : public TreeIndex {
  public:
   enum class Order : uint8_t { kLearned, kGds, kLru };
@@ -58,6 +59,7 @@ class LearnedIndex final : public TreeIndex {
  private:
   friend class ShadowSelector;
   using PointNode = PointTree::Node;
+  static constexpr size_t kReach = 64;  // states of a chain that are looked at on each side
 
   LearnedIndex(CostModel cost, size_t ghosts, std::shared_ptr<PointTree> points);
   void look_up(std::span<const PointNode> path, size_t resumable,
@@ -68,6 +70,9 @@ class LearnedIndex final : public TreeIndex {
   void rank_changed(Slot slot) override;
   void removing(Slot slot) override;
   Slot lowest() override;
+  double rank_of(Slot slot) const { return tracked_.worth(point_of_[slot]) * node_at(slot).gain; }
+  Slot spare_in_chain(Slot victim) const;
+  bool goes_before(Slot a, Slot b) const;
   PointNode point_of(Slot slot) const { return slot < point_of_.size() ? point_of_[slot] : kNone; }
 
   std::shared_ptr<PointTree> points_;

@@ -57,11 +57,11 @@ void LearnedTable::hit(ClassBucket bucket) {
   hits_[bucket] += 1;
 }
 
-void LearnedTable::halve() {
-  for (double& count : role_hits_) count *= 0.5;
-  for (double& count : role_exposure_) count *= 0.5;
-  for (double& count : hits_) count *= 0.5;
-  for (double& count : exposure_) count *= 0.5;
+void LearnedTable::fade() {
+  for (double& count : role_hits_) count *= kFading;
+  for (double& count : role_exposure_) count *= kFading;
+  for (double& count : hits_) count *= kFading;
+  for (double& count : exposure_) count *= kFading;
 }
 
 void LearnedTable::rebuild() {
@@ -82,6 +82,7 @@ void LearnedTable::rebuild() {
         seen = seen || hits > 0 || exposure > 0;
         rates[b] = std::min(0.999, (hits + 1) / (exposure + 1 / of_role[b]));
       }
+      std::copy(rates.begin(), rates.end(), &rates_[first]);
       if (!seen && unseen != nullptr) {
         std::copy_n(unseen, kAgeBuckets, &index_[first]);
         continue;

@@ -17,9 +17,10 @@ class LearnedTable {
   static constexpr int kRoles = 6;
   static constexpr int kKinds = 16;
   static constexpr size_t kClassBuckets = kRoles * kKinds * kAgeBuckets;
-  static constexpr uint32_t kEvery = 16;      // requests between two counts of exposure
-  static constexpr uint32_t kHalving = 4096;  // requests between two halvings
-  using ClassBucket = uint16_t;               // (role * kKinds + kind) * kAgeBuckets + that of age
+  static constexpr uint32_t kEvery = 16;  // requests between two counts of exposure
+  static constexpr double kFading =
+      0.9726549474122855;        // of what was seen by then: halves in 400 requests
+  using ClassBucket = uint16_t;  // (role * kKinds + kind) * kAgeBuckets + that of age
 
   LearnedTable() { rebuild(); }
 
@@ -27,10 +28,12 @@ class LearnedTable {
   void expose(const std::array<uint32_t, kClassBuckets>& states);
   // A state that was resumed, or would have been.
   void hit(ClassBucket bucket);
-  // What was seen counts half from here on.
-  void halve();
+  // What was seen counts less from here on.
+  void fade();
   // Brings index() up to date.
   void rebuild();
+  // The chance that one request resumes a state, as of the last rebuild.
+  double rate(ClassBucket bucket) const { return rates_[bucket]; }
   // How much a state is worth keeping for each unit of its gain, as of the last rebuild.
   double index(ClassBucket bucket) const { return index_[bucket]; }
 
@@ -41,7 +44,7 @@ class LearnedTable {
   }
 
   std::array<double, kRoles * kAgeBuckets> role_hits_{}, role_exposure_{};
-  std::array<double, kClassBuckets> hits_{}, exposure_{}, index_{};
+  std::array<double, kClassBuckets> hits_{}, exposure_{}, rates_{}, index_{};
 };
 
 }  // namespace statecache

@@ -11,9 +11,9 @@ namespace {
 
 constexpr double kDecay = 0.9945994234836332;      // halves in 128 requests
 constexpr double kLongDecay = 0.9996616064962437;  // in 2,048
-constexpr double kLead = 1.15;  // by how much another order must be ahead to be active
-// And in the long run, to be the baseline in the place of learned.
-constexpr double kLongLead = 1.01;
+// By how much, and for how many requests in a row, another order than learned must be ahead.
+constexpr double kLead = 1.01;
+constexpr int kPersistence = 600;
 
 }  // namespace
 
@@ -48,23 +48,22 @@ void ShadowSelector::settle() {
   }
   path_.clear();
   admitted_.clear();
-  active_ = static_cast<Order>(choose());
+  choose();
 }
 
-size_t ShadowSelector::choose() {
-  size_t ahead = 0, recent = 0, active = static_cast<size_t>(active_);
+void ShadowSelector::choose() {
+  size_t leader = 0;
   for (size_t k = 1; k < kShadows; ++k) {
-    if (shadows_[k].long_term_savings > shadows_[ahead].long_term_savings) ahead = k;
-    if (shadows_[k].short_term_savings > shadows_[recent].short_term_savings) recent = k;
+    if (shadows_[k].long_term_savings > shadows_[leader].long_term_savings) leader = k;
   }
-  const double margin = ahead == 0 ? 1.0 : kLongLead;
-  if (shadows_[ahead].long_term_savings > shadows_[baseline_].long_term_savings * margin) {
-    active = baseline_ = ahead;
-  }
-  const double of_baseline = shadows_[baseline_].short_term_savings;
-  if (of_baseline >= shadows_[active].short_term_savings) active = baseline_;
-  const double of_active = shadows_[active].short_term_savings;
-  return shadows_[recent].short_term_savings > of_active * kLead ? recent : active;
+  const Shadow &ahead = shadows_[leader], &active = shadows_[static_cast<size_t>(active_)];
+  const double lead = leader == 0 ? 1.0 : kLead;
+  const bool leads = ahead.long_term_savings > active.long_term_savings * lead &&
+                     (leader == 0 || ahead.short_term_savings > active.short_term_savings * lead);
+  ahead_for_ = leads ? ahead_for_ + 1 : 0;
+  if (!leads || (leader != 0 && ahead_for_ <= kPersistence)) return;
+  active_ = static_cast<Order>(leader);
+  ahead_for_ = 0;
 }
 
 void ShadowSelector::drop(StateId key) {

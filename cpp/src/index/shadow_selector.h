@@ -13,8 +13,8 @@
 namespace statecache {
 
 // Plays every prompt on three caches of `slots` states that hold no data, and says whose order is
-// to be active: the one that saved most over the latest thousands of prompts is the baseline, and
-// another one is active in its place while it is well ahead in the latest hundreds. A prompt's
+// to be active: learned, until another one is ahead both over the latest thousands of prompts and
+// over the latest hundreds, for hundreds in a row; and learned again when it leads. A prompt's
 // states are set when the next prompt comes, after whatever was dropped in between.
 class ShadowSelector {
  public:
@@ -46,7 +46,7 @@ class ShadowSelector {
   bool holds(const Shadow& shadow, Node node) const {
     return node < shadow.held.size() && shadow.held[node] != 0;
   }
-  size_t choose();
+  void choose();
   void find_hit(Shadow& shadow, size_t resumable);
   void set_states(Shadow& shadow);
   void set(Shadow& shadow, Node node, bool end);
@@ -60,7 +60,7 @@ class ShadowSelector {
   LearnedIndex* learned_ = nullptr;       // the first of them
   const TreeIndex* gds_ = nullptr;        // the second
   Order active_ = Order::kLearned;
-  size_t baseline_ = 0;
+  int ahead_for_ = 0;                  // requests in a row in which another order led
   std::vector<Node> path_, admitted_;  // of the last prompt
   std::vector<StateId> below_;
   std::vector<Node> open_;

@@ -8,6 +8,8 @@ namespace statecache {
 namespace {
 
 constexpr int64_t kBlockTokens = 512;
+// Below are the buckets of prompt ends with one tracked state below them at most.
+constexpr int kAddingUp = 2 * LearnedTable::kKinds * LearnedTable::kAgeBuckets;
 
 }  // namespace
 
@@ -38,9 +40,12 @@ void TrackedStates::look_up(std::span<const Node> path, size_t resumable,
   }
   if (now % LearnedTable::kEvery == 0) {
     table_.rebuild();
-    for (GhostGroup& group : groups_) find_best(group);
+    for (GhostGroup& group : groups_) {
+      assess(group);
+      rank_changed_(group.inheritor);
+    }
+    table_.fade();
   }
-  if (now % LearnedTable::kHalving == LearnedTable::kHalving - 1) table_.halve();
 }
 
 void TrackedStates::set(Node node, bool end) {
@@ -53,8 +58,10 @@ void TrackedStates::set(Node node, bool end) {
   }
   const bool was_ghost = entry.in;
   if (was_ghost) {
-    if (const Node inheritor = inheritor_of(node); inheritor != kNone)
-      remove_ghost(inheritor, entry.bucket, 1);
+    if (const Node inheritor = inheritor_of(node); inheritor != kNone) {
+      remove_ghost(inheritor, entry.bucket);
+      ghosts_changed(inheritor);
+    }
     leave_ghosts(node);
   } else {
     enter(node);
@@ -63,13 +70,14 @@ void TrackedStates::set(Node node, bool end) {
   std::vector<ClassBucket> below;
   collect_ghosts(node, below);
   if (!below.empty()) {
-    const Node inheritor = inheritor_of(node);
-    for (const ClassBucket bucket : below) {
-      if (inheritor != kNone) remove_ghost(inheritor, bucket, 1);
+    if (const Node inheritor = inheritor_of(node); inheritor != kNone) {
+      for (const ClassBucket bucket : below) remove_ghost(inheritor, bucket);
+      ghosts_changed(inheritor);
     }
   }
   tracked_[node].resident = true;
-  for (const ClassBucket bucket : below) add_ghost(node, bucket, 1);
+  for (const ClassBucket bucket : below) add_ghosts(node, bucket, 1);
+  if (!below.empty()) ghosts_changed(node);
   tracked_[node].generation = generation;
   tracked_[node].superseded = 0;
   tracked_[node].end = end;
@@ -94,10 +102,13 @@ void TrackedStates::evict(Node node) {
     const GhostGroup group = std::move(groups_[entry.group]);
     close_group(node);
     if (inheritor != kNone) {
-      for (const auto& [bucket, count] : group.buckets) add_ghost(inheritor, bucket, count);
+      for (const auto& [bucket, count] : group.buckets) add_ghosts(inheritor, bucket, count);
     }
   }
-  if (inheritor != kNone) add_ghost(inheritor, entry.bucket, 1);
+  if (inheritor != kNone) {
+    add_ghosts(inheritor, entry.bucket, 1);
+    ghosts_changed(inheritor);
+  }
   ++ghosts_;
   entry.evicted_before = last_evicted_;
   entry.evicted_after = kNone;
@@ -112,8 +123,10 @@ void TrackedStates::trim() {
 void TrackedStates::forget(Node node) {
   if (tracked_[node].resident) evict(node);
   TrackedState& entry = tracked_[node];
-  if (const Node inheritor = inheritor_of(node); inheritor != kNone)
-    remove_ghost(inheritor, entry.bucket, 1);
+  if (const Node inheritor = inheritor_of(node); inheritor != kNone) {
+    remove_ghost(inheritor, entry.bucket);
+    ghosts_changed(inheritor);
+  }
   leave_ghosts(node);
   std::vector<Node> children;
   for_each_child(node, [&](Node child) { children.push_back(child); });
@@ -136,11 +149,12 @@ void TrackedStates::forget(Node node) {
   points_.release(node);
 }
 
-TrackedStates::ClassBucket TrackedStates::best_bucket(Node node) const {
+double TrackedStates::worth(Node node) const {
   const TrackedState& entry = tracked_[node];
-  if (entry.group == kNoGroup) return entry.bucket;
-  const ClassBucket inherited = groups_[entry.group].best;
-  return table_.index(inherited) > table_.index(entry.bucket) ? inherited : entry.bucket;
+  const double own = table_.index(entry.bucket);
+  if (entry.group == kNoGroup) return own;
+  const GhostGroup& group = groups_[entry.group];
+  return std::max(group.best, own + group.chances);
 }
 
 TrackedStates::TrackedState& TrackedStates::state_of(Node node) {
@@ -188,8 +202,9 @@ void TrackedStates::move_to(Node node, ClassBucket bucket) {
   if (entry.resident) {
     rank_changed_(node);
   } else if (const Node inheritor = inheritor_of(node); inheritor != kNone) {
-    add_ghost(inheritor, bucket, 1);
-    remove_ghost(inheritor, before, 1);
+    add_ghosts(inheritor, bucket, 1);
+    remove_ghost(inheritor, before);
+    ghosts_changed(inheritor);
   }
 }
 
@@ -272,47 +287,44 @@ void TrackedStates::leave_ghosts(Node node) {
   --ghosts_;
 }
 
-void TrackedStates::add_ghost(Node inheritor, ClassBucket bucket, uint32_t count) {
+void TrackedStates::add_ghosts(Node inheritor, ClassBucket bucket, uint32_t count) {
   TrackedState& entry = tracked_[inheritor];
   if (entry.group == kNoGroup) {
     entry.group = static_cast<uint32_t>(groups_.size());
-    groups_.push_back({inheritor, bucket, {}});
+    groups_.push_back({inheritor, 0, 0, {}});
   }
-  GhostGroup& group = groups_[entry.group];
-  const auto held = std::find_if(group.buckets.begin(), group.buckets.end(),
-                                 [bucket](const auto& counted) { return counted.first == bucket; });
-  if (held != group.buckets.end()) {
-    held->second += count;
-    return;
-  }
-  group.buckets.emplace_back(bucket, count);
-  if (group.buckets.size() == 1 || table_.index(bucket) > table_.index(group.best)) {
-    group.best = bucket;
-    rank_changed_(inheritor);
+  auto& buckets = groups_[entry.group].buckets;
+  const auto at = std::lower_bound(buckets.begin(), buckets.end(), std::pair{bucket, 0U});
+  if (at != buckets.end() && at->first == bucket) {
+    at->second += count;
+  } else {
+    buckets.emplace(at, bucket, count);
   }
 }
 
-void TrackedStates::remove_ghost(Node inheritor, ClassBucket bucket, uint32_t count) {
+void TrackedStates::remove_ghost(Node inheritor, ClassBucket bucket) {
+  auto& buckets = groups_[tracked_[inheritor].group].buckets;
+  const auto at = std::lower_bound(buckets.begin(), buckets.end(), std::pair{bucket, 0U});
+  if (--at->second == 0) buckets.erase(at);
+}
+
+void TrackedStates::ghosts_changed(Node inheritor) {
   GhostGroup& group = groups_[tracked_[inheritor].group];
-  const auto held = std::find_if(group.buckets.begin(), group.buckets.end(),
-                                 [bucket](const auto& counted) { return counted.first == bucket; });
-  if ((held->second -= count) > 0) return;
-  *held = group.buckets.back();
-  group.buckets.pop_back();
   if (group.buckets.empty()) {
     close_group(inheritor);
-    rank_changed_(inheritor);
-  } else if (group.best == bucket) {
-    find_best(group);
+  } else {
+    assess(group);
   }
+  rank_changed_(inheritor);
 }
 
-void TrackedStates::find_best(GhostGroup& group) {
-  group.best = group.buckets.front().first;
+// In the order of buckets, so that sums are the same whatever came first.
+void TrackedStates::assess(GhostGroup& group) const {
+  group.best = group.chances = 0;
   for (const auto& [bucket, count] : group.buckets) {
-    if (table_.index(bucket) > table_.index(group.best)) group.best = bucket;
+    group.best = std::max(group.best, table_.index(bucket));
+    if (bucket < kAddingUp) group.chances += count * table_.rate(bucket);
   }
-  rank_changed_(group.inheritor);
 }
 
 // The buckets of the ghosts below `node` with no resident state in between.

@@ -21,7 +21,8 @@ namespace statecache {
 //
 // Each tracked state is in a bucket: its class (role and kind) and the range of its age. The table
 // has an index for each bucket. The inheritor of a ghost, the nearest resident state above it,
-// counts for the best of its own bucket and those of its ghosts.
+// is worth the index of its best ghost, or its own with the chances of its ghosts that were ends of
+// prompts and no forks, if that is more.
 //
 // There is a list for each range of ages, in the order of last use, so a tracked state costs O(1)
 // for each range it enters. The ghosts of an inheritor are a group, counted by bucket.
@@ -31,7 +32,7 @@ class TrackedStates {
   using ClassBucket = LearnedTable::ClassBucket;
   static constexpr Node kNone = PointTree::kNone;
 
-  // `rank_changed` is told each resident node whose best_bucket() may have changed.
+  // `rank_changed` is told each resident node whose bucket() or worth() may have changed.
   TrackedStates(PointTree& points, size_t most_ghosts, std::function<void(Node)> rank_changed);
 
   // A prompt was looked up: counts exposure, finds the deepest tracked state among the first
@@ -46,8 +47,11 @@ class TrackedStates {
   void forget(Node node);         // any tracked state
   bool contains(Node node) const { return node < tracked_.size() && tracked_[node].in; }
 
-  // The bucket that a resident state counts for: its own, or the best of its ghosts.
-  ClassBucket best_bucket(Node node) const;
+  ClassBucket bucket(Node node) const { return tracked_[node].bucket; }
+  // Whether a resident state has ghosts. One without is worth the index of its bucket.
+  bool inherits(Node node) const { return tracked_[node].group != kNoGroup; }
+  // How much a resident state is worth keeping for each unit of its gain.
+  double worth(Node node) const;
   // How much a state in this bucket is worth keeping for each unit of its gain.
   double index_of(ClassBucket bucket) const { return table_.index(bucket); }
   size_t ghosts() const { return ghosts_; }
@@ -75,10 +79,11 @@ class TrackedStates {
     uint64_t born = 0;                                   // of the point that `source` was noted for
     std::optional<int64_t> source;  // key of the point its request would have resumed
   };
-  // The ghosts of one inheritor, by bucket, and the best bucket.
+  // The ghosts of one inheritor, counted by bucket in ascending order.
   struct GhostGroup {
     Node inheritor = kNone;
-    ClassBucket best = 0;
+    double best = 0;     // index of the best one
+    double chances = 0;  // of those that add up, together
     std::vector<std::pair<ClassBucket, uint32_t>> buckets;
   };
   struct List {
@@ -104,9 +109,10 @@ class TrackedStates {
 
   void enter(Node node);
   void leave_ghosts(Node node);
-  void add_ghost(Node inheritor, ClassBucket bucket, uint32_t count);
-  void remove_ghost(Node inheritor, ClassBucket bucket, uint32_t count);
-  void find_best(GhostGroup& group);
+  void add_ghosts(Node inheritor, ClassBucket bucket, uint32_t count);
+  void remove_ghost(Node inheritor, ClassBucket bucket);
+  void ghosts_changed(Node inheritor);  // after the last of several such calls
+  void assess(GhostGroup& group) const;
   void collect_ghosts(Node node, std::vector<ClassBucket>& buckets) const;
   void close_group(Node node);
 

@@ -26,7 +26,7 @@ from statecache.engine.metric_table import (
     Metric,
     MetricKey,
 )
-from statecache.index.learned_reference import ORDERS
+from statecache.index.shadow_reference import ORDERS
 
 if TYPE_CHECKING:
     from statecache.index.interface import EvictionIndex

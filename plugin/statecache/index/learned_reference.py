@@ -8,21 +8,21 @@ state is the nearest shallower tracked state on its path.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 
 from statecache.index.learned_points import Point, Points, points_above
-from statecache.index.learned_table import EVERY, HALVING, LearnedTable, age_bucket, floor_log2
-from statecache.index.reference import MAX_DEPTH, ReferenceCost, ReferenceIndex, _integer, _State
+from statecache.index.learned_table import EVERY, LearnedTable, age_bucket, floor_log2
+from statecache.index.reference import MAX_DEPTH, ReferenceCost, _integer, _State
+from statecache.index.shadow_reference import LearningIndex, ShadowSelector
 
-__all__ = ["LearnedReference", "ShadowSelector"]
+__all__ = ["LearnedReference"]
 
 BLOCK_TOKENS = 512
-ORDERS = ("learned", "gds", "lru")
-DECAY = 0.9945994234836332  # halves in 128 requests
-LONG_DECAY = 0.9996616064962437  # in 2,048
-LEAD = 1.15  # by how much another order must be ahead to be active
-LONG_LEAD = 1.01  # and in the long run to be the baseline in the place of learned
+REACH = 64  # states of a chain that are looked at on each side of a victim
+ADDING_UP = 2  # roles whose ghosts add up: prompt ends with one tracked state below them at most
 
 
 @dataclass(eq=False, slots=True)
@@ -35,7 +35,7 @@ class _TrackedState:
     evicted: int = 0  # 0 when resident, else which eviction made it a ghost
 
 
-class LearnedReference(ReferenceIndex):
+class LearnedReference(LearningIndex):
     """`StateIndex` under `learned`: a state's id is the key of its point.
 
     With `slots` it plays learned, gds and lru beside the cache, without data, and evicts in the
@@ -116,8 +116,7 @@ class LearnedReference(ReferenceIndex):
                 self._sources[point] = None if resumed is None else resumed.key
         if now % EVERY == 0:
             self._table.rebuild()
-        if now % HALVING == HALVING - 1:
-            self._table.halve()
+            self._table.fade()
         self._requests += 1
 
     def insert(
@@ -183,6 +182,18 @@ class LearnedReference(ReferenceIndex):
             self._ranks = self._values()
         return super().next_victim()
 
+    def _choose(self, candidates: list[_State]) -> _State:
+        victim = super()._choose(candidates)
+        if self.order != "learned" or not _in_chain(victim) or not _is_first(victim):
+            return victim
+        below = takewhile(_in_chain, _states_from(victim.children[0], lambda s: s.children[0]))
+        above = takewhile(_in_chain, _states_from(victim.parent, lambda s: s.parent))
+        others = [*islice(below, REACH), *islice(above, REACH)]
+        spare = [s for s in others if s in candidates and not _is_first(s)]
+        if not spare or 2 * (len(others) + 1) <= min(len(self), 2 * REACH):
+            return victim
+        return super()._choose(spare)
+
     def _sort_key(self, state: _State) -> tuple[float, ...]:
         if self.order == "learned":
             return *self._ranks[state.id], state.last_use
@@ -218,23 +229,54 @@ class LearnedReference(ReferenceIndex):
 
     def _values(self) -> dict[int, tuple[float, float]]:
         """Return the rank and the gain of every resident state."""
-        index = {
-            tracked: self._table.index(role, kind, age_bucket(self._now - tracked.last))
+        buckets = {
+            tracked: (role, kind, age_bucket(self._now - tracked.last))
             for tracked, (role, kind) in self._classes().items()
         }
-        best = {m.point.key: i for m, i in index.items() if not m.evicted}
-        for ghost, of_ghost in index.items():
-            if not ghost.evicted:
-                continue
-            inheritor = next((p.key for p in points_above(ghost.point) if p.key in best), None)
-            if inheritor is not None:
-                best[inheritor] = max(best[inheritor], of_ghost)
-        return {key: (of_key * self._gain(key), self._gain(key)) for key, of_key in best.items()}
+        own = {m.point.key: self._table.index(*b) for m, b in buckets.items() if not m.evicted}
+        ghosts: dict[int, Counter[tuple[int, int, int]]] = {key: Counter() for key in own}
+        for ghost, bucket in buckets.items():
+            inheritor = next((p.key for p in points_above(ghost.point) if p.key in own), None)
+            if ghost.evicted and inheritor is not None:
+                ghosts[inheritor][bucket] += 1
+        gains = {key: self._gain(key) for key in own}
+        return {
+            key: (self._worth(own[key], ghosts[key]) * gain, gain) for key, gain in gains.items()
+        }
+
+    def _worth(self, own: float, ghosts: Counter[tuple[int, int, int]]) -> float:
+        """Return the index of the best ghost, or `own` with the chances of those that add up."""
+        best = max((self._table.index(*bucket) for bucket in ghosts), default=0.0)
+        chances = 0.0
+        for bucket, count in sorted(ghosts.items()):  # sums are the same whatever came first
+            if bucket[0] < ADDING_UP:
+                chances += count * self._table.rate(*bucket)
+        return max(best, own + chances)
 
     def _gain(self, state: int) -> float:
         resident = self._states[state]
         shallower = resident.parent.depth if resident.parent is not None else 0
         return self._cost.cost(shallower, resident.depth)
+
+
+def _in_chain(state: _State) -> bool:
+    """Return whether exactly one state is directly below this one."""
+    return len(state.children) == 1
+
+
+def _is_first(state: _State) -> bool:
+    """Return whether the one above, if any, is in a lower doubling of depth."""
+    above = 0 if state.parent is None else state.parent.depth
+    return state.depth.bit_length() > above.bit_length()
+
+
+def _states_from(
+    first: _State | None, following: Callable[[_State], _State | None]
+) -> Iterator[_State]:
+    state = first
+    while state is not None:
+        yield state
+        state = following(state)
 
 
 def _class_of(
@@ -269,116 +311,3 @@ def _check_request(
         if place <= before:
             raise ValueError(f"point {point} is admitted out of the order of its path")
         before = place
-
-
-class ShadowSelector:
-    """Plays every prompt on three caches of `slots` states, and says whose order is to be active.
-
-    The baseline is the one that saved most in the long run; another one is active in its place
-    while it is well ahead in the short term. A prompt's states are set when the next prompt comes,
-    after whatever was dropped in between.
-    """
-
-    def __init__(
-        self, points: Points, cost: ReferenceCost, slots: int, learned: LearnedReference
-    ) -> None:
-        self._cost = cost
-        others = [ReferenceIndex(policy, cost) for policy in ORDERS[1:]]
-        self._shadows = [_Shadow(points, index, slots) for index in (learned, *others)]
-        self._learned = learned
-        self.gds = others[0]
-        self.long_term_savings, self.short_term_savings = [0.0] * len(ORDERS), [0.0] * len(ORDERS)
-        self._baseline = self._active = 0
-
-    @property
-    def order(self) -> str:
-        """The policy whose order is active."""
-        return ORDERS[self._active]
-
-    def look_up(self, path: Sequence[Point], resumable: int, admitted: Sequence[int]) -> None:
-        """Let each shadow find what it would have resumed."""
-        self._learned.look_up(path, resumable, admitted)
-        for shadow in self._shadows:
-            shadow.look_up(path, resumable, admitted)
-
-    def settle(self) -> None:
-        """Let each shadow set the states of the last prompt, and compare what they saved."""
-        for k, shadow in enumerate(self._shadows):
-            saved = self._cost.cost(0, shadow.settle())
-            self.short_term_savings[k] = self.short_term_savings[k] * DECAY + saved
-            self.long_term_savings[k] = self.long_term_savings[k] * LONG_DECAY + saved
-        longest, recent = self.long_term_savings, self.short_term_savings
-        ahead = longest.index(max(longest))
-        if longest[ahead] > longest[self._baseline] * (1.0 if ahead == 0 else LONG_LEAD):
-            self._active = self._baseline = ahead
-        if recent[self._baseline] >= recent[self._active]:
-            self._active = self._baseline
-        if max(recent) > recent[self._active] * LEAD:
-            self._active = recent.index(max(recent))
-
-    def drop(self, key: int) -> None:
-        """Forget a point whose KV is gone."""
-        for shadow in self._shadows:
-            shadow.drop(key)
-
-
-class _Shadow:
-    """One cache without data, whose states hold their points."""
-
-    def __init__(self, points: Points, index: ReferenceIndex, slots: int) -> None:
-        self._points = points
-        self._index = index
-        self._slots = slots
-        self._held: dict[int, Point] = {}
-        self._path: Sequence[Point] = ()
-        self._admitted: Sequence[int] = ()
-        self._hit: Point | None = None
-
-    def look_up(self, path: Sequence[Point], resumable: int, admitted: Sequence[int]) -> None:
-        self._path, self._admitted = path, admitted
-        self._hit = next((p for p in reversed(path[:resumable]) if p.key in self._held), None)
-        if self._hit is not None:
-            self._index.touch(self._hit.key)
-            self._index.pin(self._hit.key)
-
-    def settle(self) -> int:
-        """Set the states of the last request; return the depth it resumed from."""
-        depth = 0 if self._hit is None else self._hit.depth
-        for point in self._path:
-            if point.depth > depth and point.key in self._admitted:
-                self._set(point, end=point.key == self._admitted[-1])
-        if self._hit is not None and self._hit.key in self._held:
-            self._index.unpin(self._hit.key)
-        self._path, self._admitted, self._hit = (), (), None
-        return depth
-
-    def drop(self, key: int) -> None:
-        self._index.drop([key])
-        self._let_go(key)
-
-    def _set(self, point: Point, *, end: bool) -> None:
-        if point.key in self._held:
-            self._index.touch(point.key, end=end)
-            return
-        if len(self._held) >= self._slots:
-            victims = self._index.evict(1)
-            if not victims:
-                return
-            self._let_go(victims[0])
-        above = next((p.key for p in points_above(point) if p.key in self._held), None)
-        below = [p.key for p in self._directly_below(point)]
-        self._index.insert(point.key, point.depth, above, below, end=end)
-        self._held[point.key] = point
-        point.holders += 1
-
-    def _let_go(self, key: int) -> None:
-        point = self._held.pop(key, None)
-        if point is not None:
-            self._points.release(point)
-
-    def _directly_below(self, point: Point) -> Iterator[Point]:
-        for below in point.below:
-            if below.key in self._held:
-                yield below
-            else:
-                yield from self._directly_below(below)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-__all__ = ["BUCKETS", "EVERY", "LearnedTable", "age_bucket", "floor_log2"]
+__all__ = ["BUCKETS", "EVERY", "FADING", "LearnedTable", "age_bucket", "floor_log2"]
 
 BUCKETS = 16
 ROLES = 6
 KINDS = 16
 EVERY = 16  # requests between two counts of exposure
-HALVING = 4096  # requests between two halvings
+FADING = 0.9726549474122855  # of what was seen by then: halves in 400 requests
 _ROLE_PRIORS = (1.0, 0.3, 0.3, 0.05, 0.05, 0.05)
 
 
@@ -33,6 +33,7 @@ class LearnedTable:
         self._role_exposure = [[0.0] * BUCKETS for _ in range(ROLES)]
         self._hits = [[[0.0] * BUCKETS for _ in range(KINDS)] for _ in range(ROLES)]
         self._exposure = [[[0.0] * BUCKETS for _ in range(KINDS)] for _ in range(ROLES)]
+        self._chances: list[list[list[float]]] = []
         self._index: list[list[list[float]]] = []
         self.rebuild()
 
@@ -51,17 +52,22 @@ class LearnedTable:
         self._role_hits[role][bucket] += 1
         self._hits[role][kind][bucket] += 1
 
-    def halve(self) -> None:
-        """Let what was seen count half."""
+    def fade(self) -> None:
+        """Let what was seen count less."""
         for rows in (self._role_hits, self._role_exposure, *self._hits, *self._exposure):
             for row in rows:
-                row[:] = [0.5 * count for count in row]
+                row[:] = [FADING * count for count in row]
 
     def rebuild(self) -> None:
         """Bring the index up to date."""
-        self._index = [
-            [gittins(self._rates(role, kind)) for kind in range(KINDS)] for role in range(ROLES)
+        self._chances = [
+            [self._rates(role, kind) for kind in range(KINDS)] for role in range(ROLES)
         ]
+        self._index = [[gittins(rates) for rates in of_role] for of_role in self._chances]
+
+    def rate(self, role: int, kind: int, bucket: int) -> float:
+        """Return the chance that one request resumes a state, as of the last rebuild."""
+        return self._chances[role][kind][bucket]
 
     def index(self, role: int, kind: int, bucket: int) -> float:
         """Return how much a state is worth for each unit of its gain, as of the last rebuild."""

@@ -180,7 +180,7 @@ class ReferenceIndex:
         candidates = [s for s in self._states.values() if s.pins == 0 and s not in proposed]
         if not candidates:
             return None
-        victim = min(candidates, key=self._sort_key)
+        victim = self._choose(candidates)
         proposed.append(victim)
         return victim.id
 
@@ -257,6 +257,9 @@ class ReferenceIndex:
             return 0.0
         shallower = state.parent.depth if state.parent is not None else 0
         return state.stamp + self._cost.cost(shallower, state.depth)
+
+    def _choose(self, candidates: list[_State]) -> _State:
+        return min(candidates, key=self._sort_key)
 
     def _sort_key(self, state: _State) -> tuple[float, ...]:
         """Return what the lowest of goes first."""
