@@ -11,9 +11,9 @@ no narrower way: it knows no block-level load error for a model with several gro
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from statecache.engine.metric_table import MetricKey
@@ -38,17 +38,18 @@ class Unproved(NamedTuple):
     what: str
 
 
-class StepProof(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class StepProof:
     """What the checks of one step found, on one worker or on all of them.
 
     `stores` and `restores` are how many states were added up and compared; `errors` the relative
-    errors of the int8 states of that share, by kind of layer.
+    errors of the int8 states of that share, by kind of layer. It travels from process to process.
     """
 
     unproved: tuple[Unproved, ...] = ()
     stores: int = 0
     restores: int = 0
-    errors: Mapping[str, Sequence[float]] = MappingProxyType({})
+    errors: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
 
     def merged(self, other: StepProof) -> StepProof:
         """Return both as one; workers look at the same states, each at its own shard."""

@@ -1,5 +1,6 @@
 """The worker's half without an engine: which state goes where and when, and the memory left."""
 
+import pickle
 import types
 
 import pytest
@@ -201,11 +202,19 @@ def test_at_rate_0_nothing_but_the_copies_is_done(monkeypatch):
     assert store.records.rate == 0.0
 
 
+@pytest.mark.parametrize(
+    "proof", [StepProof(), StepProof((Unproved(4, "bytes"),), 1, 2, {"gdn": [0.1]})]
+)
+def test_what_a_worker_reports_reaches_another_process(proof):
+    stored = Stored((1,), (2,), proof=proof)
+    assert pickle.loads(pickle.dumps(stored)) == stored
+
+
 def test_what_one_of_several_workers_found_counts():
     """They look at the same states, each at its own shard."""
-    one = Stored((1,), (), proof=StepProof((), 1, 2, {"gdn": [0.1]}))
-    two = Stored((1,), (), proof=StepProof((Unproved(4, "bytes"),), 1, 2, {"gdn": [0.2]}))
+    first = Stored((1,), (), proof=StepProof((), 1, 2, {"gdn": [0.1]}))
+    second = Stored((1,), (), proof=StepProof((Unproved(4, "bytes"),), 1, 2, {"gdn": [0.2]}))
     both = StepProof((Unproved(4, "bytes"),), 1, 2, {"gdn": [0.1, 0.2]})
-    assert one.aggregate(two).proof == both
-    assert two.aggregate(one).proof.unproved == both.unproved
-    assert two.aggregate(two).proof.unproved == both.unproved
+    assert first.aggregate(second).proof == both
+    assert second.aggregate(first).proof.unproved == both.unproved
+    assert second.aggregate(second).proof.unproved == both.unproved
