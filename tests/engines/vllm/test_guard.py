@@ -15,9 +15,10 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
 from statecache._blocks import BlockHashIndex, BlockQueue, FifoQueue, ReuseQueue
 from statecache.checkpoint.pool import CheckpointPool
+from statecache.checkpoint.proof import Prefix
 from statecache_vllm import seams
 from statecache_vllm.block_queues import ProtectedRequests, give_back_map
-from statecache_vllm.checkpoints import CheckpointManager
+from statecache_vllm.checkpoints import CheckpointCopy, CheckpointManager
 from statecache_vllm.state_tree import StateTree
 from statecache_vllm.worker_side import CheckpointStore
 
@@ -206,10 +207,10 @@ def test_a_promised_state_that_vllm_did_not_take_stops_the_step(model):
 
 
 class _AlwaysPlanned(dict):
-    """As if a restore into blocks 1, 2 and 3 had been planned for every request."""
+    """As if a restore into blocks 97, 98 and 99 had been planned for every request."""
 
     def pop(self, *_):
-        return 0, 0, (97, 98, 99)
+        return CheckpointCopy(0, 0, (97, 98, 99), Prefix(0, 288))
 
 
 def test_a_restore_that_is_not_sent_would_be_seen(monkeypatch, model):
