@@ -30,10 +30,10 @@ def cache(traffic, tokens, seed):
     )
 
 
-def swap_records(traffic, one, other):
+def swap_records(traffic, slot, other):
     """What each slot is known to hold, as if the other state had been stored in it."""
     records = traffic.requests.mamba_ckpt_pool.records._records
-    records[one], records[other] = records[other], records[one]
+    records[slot], records[other] = records[other], records[slot]
 
 
 def flip(traffic, slot):
@@ -199,7 +199,7 @@ def test_a_right_state_comes_back_at_rate_1(core):
     again = admit(traffic, [*FIRST, 7])
     restore(traffic, again)
     _, now = state_of(traffic, int(again.kv.mamba_pool_idx))
-    assert all(torch.equal(one, two) for one, two in zip(now, conv, strict=True))
+    assert all(torch.equal(found, was) for found, was in zip(now, conv, strict=True))
 
 
 def test_tokens_of_a_request_are_what_a_key_is_made_of():

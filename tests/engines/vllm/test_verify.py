@@ -35,10 +35,10 @@ def slots_by_depth(engine):
     return {(depth(state), state): slot for state, slot in checkpoints._slot.items()}
 
 
-def swap(engine, one, other):
+def swap(engine, state, other):
     """Plant an error in the scheduler: it takes the slot of one state for that of another."""
     slots = engine.scheduler_side.checkpoints._slot
-    slots[one], slots[other] = slots[other], slots[one]
+    slots[state], slots[other] = slots[other], slots[state]
 
 
 def flip(slot):

@@ -138,7 +138,7 @@ def test_the_next_step_of_the_same_request_is_waited_for_too() -> None:
 
 
 def queue(*prompts: Prompt) -> list[tuple[object, Prompt]]:
-    return [(Request(), one) for one in prompts]
+    return [(Request(), asked) for asked in prompts]
 
 
 def test_a_step_ends_where_siblings_part() -> None:
