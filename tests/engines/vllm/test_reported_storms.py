@@ -103,20 +103,21 @@ def test_a_fan_out_whose_clients_go_at_any_moment_leaves_nothing_behind(model, s
 @pytest.mark.parametrize("status", GONE, ids=lambda status: status.name)
 @pytest.mark.parametrize("mode", ["native", "int8"])
 def test_a_queued_request_that_ends_for_any_reason_holds_no_slot_any_more(model, mode, status):
-    """It has found the only state there is and waits for blocks: the next prompt gets its slot."""
-    plugin = {"checkpoints": mode, "checkpoint_slots": 1}
+    """It has found a state and waits for blocks. Both slots are there for the next two prompts."""
+    plugin = {"checkpoints": mode, "checkpoint_slots": 2, "policy": "lru"}
     run = Run(model, blocks=60, plugin=plugin)
     rng = random.Random(0)
     prompt = words(rng, 100)
     run.ask(prompt)
     without_states(run)
-    running = run.add(words(rng, 640), tokens=20)
+    running = run.add(words(rng, 560), tokens=20)
     run.step()
     waiting = run.add(prompt + words(rng, 300))
     run.step()
     request = run.scheduler.requests[waiting]
     assert request.status is RequestStatus.WAITING
     run.scheduler.kv_cache_manager.get_computed_blocks(request)
+    assert list(run.scheduler_side.lookup.planned) == [waiting]
     run.scheduler.finish_requests([waiting], status)
     add_up(run)
     assert run.scheduler_side.lookup.planned == {}
@@ -124,10 +125,12 @@ def test_a_queued_request_that_ends_for_any_reason_holds_no_slot_any_more(model,
     run.scheduler.finish_requests([running], status)
     run.step()
     nothing_is_left(run)
-    other = words(rng, 100)
-    run.ask(other)
-    without_states(run)
-    assert (run.ask(other), run.restores) == (96, run.restores[:1])
+    others = [words(rng, 100) for _ in range(2)]
+    for _ in range(2):
+        found = [run.ask(other) for other in others]
+        without_states(run)
+    assert found == [96, 96]
+    assert len(run.restores) == 2
 
 
 # Memory that runs out.
@@ -249,6 +252,8 @@ def test_three_groups_keep_as_many_states_as_the_plan_says(
     for split in splits[1:]:
         kept = split.kept_slots
         assert kept > 1
+        taken = split.active_bytes + split.kept_bytes + split.kv_bytes
+        assert taken <= demand.memory_bytes
         plugin = {"checkpoints": split.states, "checkpoint_slots": kept}
         run = Run(model, blocks=40 + 30 * kept, plugin=plugin)
         rng = random.Random(0)
