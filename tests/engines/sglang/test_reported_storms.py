@@ -270,11 +270,11 @@ def test_a_request_aborted_in_the_queue_gives_its_slot_back_at_once(made, core, 
 @every_pool
 @pytest.mark.parametrize("slots", [6, 24])
 def test_a_storm_of_retractions_leaves_each_request_to_its_own_state(made, core, pool, slots):
-    """Answers that outgrow the KV of 260 tokens, while others pin cached states. Of 6 slots none is
-    free most of the time, of 24 some are.
+    """Answers that outgrow the KV of 260 tokens, while others pin cached states.
 
-    Who is retracted comes back, from a state of its own prefix; each that was given a state to
-    start from was admitted with it, or gave it back.
+    Of 6 slots none is free most of the time, of 24 some are. Who is retracted comes back, from a
+    state of its own prefix; each that was given a state to start from was admitted with it, or gave
+    it back.
     """
     traffic = made(core, pool, slots=slots, kv_tokens=260)
     crowd = Crowd(traffic)
