@@ -59,6 +59,8 @@ def install(settings: Settings) -> Installed:
 
 def _state_patches(settings: Settings) -> list[Patch]:
     from statecache_sglang.invariants import check_state_pools
+    from statecache_sglang.prefill_chunks import continue_chunks
+    from statecache_sglang.scheduler_side import note_queue
     from statecache_sglang.slot_shortage import admit_all_or_none, load_back_or_wait
     from statecache_sglang.unsupported import refuse_storage
 
@@ -68,6 +70,8 @@ def _state_patches(settings: Settings) -> list[Patch]:
         patches.SELECT_TREE_CORE.wrapped_by(cores.select),
         patches.MAMBA_COMPONENT.carried_out_by(cores.put_component, cores.take_back_component),
         patches.ADD_ONE_REQ.wrapped_by(admit_all_or_none),
+        patches.ADD_CHUNKED_REQ.wrapped_by(continue_chunks),
+        patches.QUEUE_SORTED.wrapped_by(note_queue),
         patches.INIT_LOAD_BACK.wrapped_by(load_back_or_wait),
         patches.CHECK_STATE_POOL.wrapped_by(check_state_pools),
         patches.ATTACH_STORAGE.wrapped_by(refuse_storage),

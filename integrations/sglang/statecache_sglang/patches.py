@@ -40,6 +40,20 @@ ADD_ONE_REQ = Patch(
     upstream="PrefillAdder.add_one_req, HybridReqToTokenPool.alloc",
     remove_when="admission counts state slots as it counts KV, and tells the cache of it",
 )
+ADD_CHUNKED_REQ = Patch(
+    f"{at.ADDER}:PrefillAdder.add_chunked_req",
+    why="A state where two prompts part is cached only where a chunk ends, and a chunk ends where"
+    " the budget of a step does.",
+    upstream="PrefillAdder.add_chunked_req, chunked_req_limit",
+    remove_when="a request can say where its chunks are to end",
+)
+QUEUE_SORTED = Patch(
+    f"{at.ADDER}:SchedulePolicy.calc_priority",
+    why="Queued requests that begin alike each compute what they share: one is to leave a state"
+    " where they part, and nothing else shows the queue before a batch is made.",
+    upstream="SchedulePolicy.calc_priority",
+    remove_when="SGLang has a request wait for a prefix that another one is computing",
+)
 INIT_LOAD_BACK = Patch(
     f"{at.CACHE}:UnifiedRadixCache.init_load_back",
     why="A state that comes back from the host takes two slots; without them SGLang asserts, or"
@@ -151,6 +165,8 @@ STATE_PATCHES = (
     SELECT_TREE_CORE,
     MAMBA_COMPONENT,
     ADD_ONE_REQ,
+    ADD_CHUNKED_REQ,
+    QUEUE_SORTED,
     INIT_LOAD_BACK,
     CHECK_STATE_POOL,
     ATTACH_STORAGE,

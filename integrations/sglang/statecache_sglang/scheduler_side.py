@@ -11,18 +11,29 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from statecache.engine.faults import FaultBarrier, advisory
-from statecache.engine.metrics import EventCounters, Reporter
+from statecache.engine.metrics import EventCounters, MetricKey, Reporter
 from statecache.engine.settings import Settings
+from statecache_sglang.head_waits import HeadWaits
 from statecache_sglang.seams import slots as state_slots
 from statecache_sglang.state_registry import StateRegistry
 from statecache_sglang.views import (
     InsertParameters,
+    PrefillAdder,
     RadixKey,
     Request,
+    SchedulePolicy,
     TreeCache,
 )
 
-__all__ = ["BackupLocks", "SchedulerSide", "is_prompt_end", "namespace_of", "scheduler_side_of"]
+__all__ = [
+    "BackupLocks",
+    "SchedulerSide",
+    "is_prompt_end",
+    "is_spare_insert",
+    "namespace_of",
+    "note_queue",
+    "scheduler_side_of",
+]
 
 _log = logging.getLogger("statecache.sglang")
 
@@ -42,6 +53,8 @@ class SchedulerSide:
     ) -> None:
         self.is_locked = is_locked
         self.registry = StateRegistry(settings, find_below, slots)
+        self._is_locked = is_locked
+        self._waits = HeadWaits(settings)
         self.faults = FaultBarrier(_log, "SGLang's own order takes over", "the state index failed")
         self.reporter: Reporter | None = None
 
@@ -58,11 +71,12 @@ class SchedulerSide:
     @advisory
     def admitted(self, cache: TreeCache, req: Request) -> None:
         """A request is going to be prefilled: tell a policy that needs prompts."""
+        self.registry.resumed(req.last_node)
         if not self.registry.needs_prompts:
             return
         tokens = req.full_untruncated_fill_ids
         end = state_slots.last_state_depth(cache, len(tokens))
-        namespace = namespace_of(req.extra_key, req.cache_salt)
+        namespace = namespace_of(req.extra_key, req.cache_salt, req.lora_id)
         self.registry.on_prompt(tokens, namespace, req.last_node, [end] if end else [])
 
     @advisory
@@ -71,6 +85,42 @@ class SchedulerSide:
     ) -> None:
         """A prompt was admitted: as `StateRegistry.on_prompt`, for a driver of its own."""
         self.registry.on_prompt(tokens, namespace, hit, offered)
+
+    @advisory
+    def has_spare(self) -> bool:
+        """Whether a spare state can go for another one."""
+        return self.registry.has_spare(self._is_locked)
+
+    # Shared heads: as `HeadWaits`.
+
+    @advisory
+    def note_queue(self, queue: Sequence[Request]) -> None:
+        """The queue was sorted."""
+        self._waits.note_queue(queue)
+
+    @advisory
+    def cut(self, req: Request, at: int, limit: int, grid: int) -> int | None:
+        """Return where queued requests part from `req`."""
+        return self._waits.cut(req, at, limit, grid)
+
+    @advisory
+    def computing(self, req: Request, begin: int, end: int | None) -> None:
+        """The next step computes `req` from `begin`, and leaves a state at `end`."""
+        self._waits.computing(req, begin, end)
+
+    @advisory
+    def computed(self, req: Request, tokens: int) -> None:
+        """The state of `req` after so many tokens is cached, or will not be."""
+        self._waits.computed(req, tokens)
+
+    @advisory
+    def should_wait(self, adder: PrefillAdder, req: Request) -> bool:
+        """Whether a queued request waits for the state of another one."""
+        began = not self._waits.is_waiting(req)
+        waits = self._waits.should_wait(adder, req)
+        if waits and began:
+            self.counts.add(MetricKey.HEAD_WAITS.value)
+        return waits
 
     def note_insert(self, state: int, params: InsertParameters | None, depth: int) -> None:
         """An insert puts the state of this node next, at `depth`; without one nothing is known."""
@@ -81,21 +131,47 @@ class SchedulerSide:
             state,
             key.token_ids,
             depth,
-            namespace_of(key.extra_key, key.cache_salt),
+            namespace_of(key.extra_key, key.cache_salt, getattr(params, "statecache_lora", None)),
             end=is_prompt_end(params),
         )
 
 
+def is_spare_insert(params: InsertParameters | None) -> bool:
+    """Whether an insert caches a state that is the first to go."""
+    return getattr(params, "statecache_spare", False)
+
+
 def scheduler_side_of(cache: TreeCache) -> SchedulerSide | None:
     """Return what manages the states of `cache`; None where SGLang does so alone."""
-    return getattr(cache.tree_core, "scheduler_side", None)
+    return getattr(getattr(cache, "tree_core", None), "scheduler_side", None)
 
 
-def namespace_of(extra_key: str | None, cache_salt: str | None) -> bytes:
-    """Return what keeps the prefixes of one namespace apart from those of another."""
-    if not extra_key and not cache_salt:
+def note_queue(
+    original: Callable[..., object],
+    policy: SchedulePolicy,
+    waiting_queue: Sequence[Request],
+    *args: object,
+    **kwargs: object,
+) -> object:
+    """Around `SchedulePolicy.calc_priority`, which sorts the queue."""
+    result = original(policy, waiting_queue, *args, **kwargs)
+    side = scheduler_side_of(policy.tree_cache)
+    if side is not None:
+        side.note_queue(waiting_queue)
+    return result
+
+
+def namespace_of(
+    extra_key: str | None, cache_salt: str | None, lora_id: str | None = None
+) -> bytes:
+    """Return what keeps the prefixes of one namespace apart from those of another.
+
+    SGLang 0.5.23 appends the adapter's id to `extra_key`: which part is whose, it alone tells.
+    """
+    if not extra_key and not cache_salt and not lora_id:
         return b""
-    return blake2b(repr((extra_key or "", cache_salt or "")).encode(), digest_size=16).digest()
+    parts = (extra_key or "", cache_salt or "", lora_id or "")
+    return blake2b(repr(parts).encode(), digest_size=16).digest()
 
 
 def is_prompt_end(params: InsertParameters) -> bool:

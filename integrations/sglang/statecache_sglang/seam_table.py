@@ -146,7 +146,11 @@ SEAMS: tuple[Seam, ...] = (
         },
     ),
     *methods(ADDER, "PrefillAdder", {"add_one_req": "req has_chunked_req truncation_align_size"}),
-    Seam(ADDER, "AddReqResult.NO_TOKEN"),
+    *methods(ADDER, "PrefillAdder", {"add_chunked_req": "req", "budget_state": ""}),
+    *methods(
+        ADDER, "SchedulePolicy", {"calc_priority": "waiting_queue running_batch processed_tokens"}
+    ),
+    *(Seam(ADDER, f"AddReqResult.{name}") for name in ("CONTINUE", "NO_TOKEN", "OTHER")),
     Seam(POOL, "HybridReqToTokenPool", base="ReqToTokenPool"),
     Seam(POOL, "HybridReqToTokenPool._init_mamba_pool"),
     Seam(CHECKPOINTS, "maybe_init_int8_mamba_checkpoint_pool"),
@@ -195,6 +199,7 @@ VIEWS: tuple[View, ...] = (
     View(views.RequestKv, f"{_BATCH}:ReqKvInfo"),
     View(views.Request, f"{_BATCH}:Req"),
     View(views.PrefillAdder, f"{ADDER}:PrefillAdder"),
+    View(views.SchedulePolicy, f"{ADDER}:SchedulePolicy"),
     View(views.Scheduler, f"{SCHEDULER}:Scheduler"),
     View(views.InvariantChecker, f"{CHECKER}:SchedulerInvariantChecker"),
     View(pool_views.StateTensors, f"{POOL}:MambaPool.State"),

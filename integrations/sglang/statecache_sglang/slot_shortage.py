@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from statecache.engine.metrics import MetricKey
-from statecache_sglang import branch_admission, proof, reporting
+from statecache_sglang import prefill_chunks, proof, reporting
 from statecache_sglang.pool_views import Tensor
 from statecache_sglang.scheduler_side import scheduler_side_of
 from statecache_sglang.seams import scheduler, tree
@@ -62,11 +62,15 @@ class SlotShortageMixin(MambaComponent):
         """SGLang's, or 0 (nothing of the request is cached now) when there is no slot.
 
         All slots are taken before anything else is done, so there is nothing to undo. A state
-        that is not finite is not kept either. Nor is one that the admission does not want, or one
-        of more tokens than whole pages: SGLang cuts its key to pages, and the node would end
-        before its state.
+        that is not finite is not kept either. Nor is one of more tokens than whole pages: SGLang
+        cuts its key to pages, and the node would end before its state. A spare one takes the place
+        of a spare one at most.
         """
-        if not is_finished and not branch_admission.is_wanted(self.cache, req, token_ids_len):
+        side = scheduler_side_of(self.cache)
+        if side is not None:
+            side.computed(req, token_ids_len)
+        spare = not is_finished and prefill_chunks.is_spare(self.cache, req, token_ids_len)
+        if spare and not self._has_room_for_spare():
             return 0
         try:
             if not self._reserve(req, is_finished):
@@ -78,6 +82,8 @@ class SlotShortageMixin(MambaComponent):
         if length and length % self.cache.page_size:
             self._count("off_page")
             return 0
+        insert_params.statecache_lora = req.lora_id
+        insert_params.statecache_spare = spare
         insert_params.statecache_end = is_finished or token_ids_len >= len(req.origin_input_ids)
         stored = insert_params.mamba_value
         was_refused = getattr(self.int8_ckpt_pool, "was_refused", None)
@@ -88,6 +94,16 @@ class SlotShortageMixin(MambaComponent):
         if stored is not None and length is not None:
             proof.record_store(self.cache, req, length)
         return length
+
+    def _has_room_for_spare(self) -> bool:
+        pool = self.cache.req_to_token_pool
+        checkpoints = self.int8_ckpt_pool
+        if checkpoints is not None:
+            free = int(checkpoints.available_size())
+        else:
+            free = state_slots.free_state_slots(pool.mamba_allocator)
+        side = scheduler_side_of(self.cache)
+        return free > 0 or (side is not None and bool(side.has_spare()))
 
     def _reserve(self, req: Request, is_finished: bool) -> bool:
         int8 = self.int8_ckpt_pool is not None
@@ -164,14 +180,25 @@ def admit_all_or_none(
     original: Callable[..., object],
     adder: PrefillAdder,
     req: Request,
+    has_chunked_req: bool,
     *args: object,
     **kwargs: object,
 ) -> object:
-    """Around `PrefillAdder.add_one_req`: a request gets every state slot it needs, or waits."""
+    """Around `PrefillAdder.add_one_req`: a request gets every state slot it needs, or waits.
+
+    One that waits for the state of another is passed over.
+    """
     pool = adder.tree_cache.req_to_token_pool
     if not state_slots.is_hybrid_pool(pool) or adder.tree_cache.disable:
-        return original(adder, req, *args, **kwargs)
+        return original(adder, req, has_chunked_req, *args, **kwargs)
     reporting.report(adder.tree_cache)
+    side = scheduler_side_of(adder.tree_cache)
+    if side is not None and side.should_wait(adder, req):
+        state_slots.give_back_state(pool, req)
+        return scheduler.go_on()
+    alone = not has_chunked_req and adder.new_chunked_req is None
+    if not alone and not prefill_chunks.fits_whole(adder, req):
+        return scheduler.no_more()
     waiting = [*adder.can_run_list, req]
     needed = sum(state_slots.missing_state_slots(pool, request) for request in waiting)
     if req.mamba_host_hit_length > 0 and not req.kv.holds_mamba:
@@ -185,13 +212,15 @@ def admit_all_or_none(
         adder.tree_cache.dec_lock_ref(req.last_node, lock.to_dec_params())
         if needed > free + evictable:
             return scheduler.no_room()
-    with branch_admission.chunk_ending_at_branch_point(adder, req, *args, **kwargs):
-        result = original(adder, req, *args, **kwargs)
+    with prefill_chunks.cut_first_chunk(adder, req, alone=alone):
+        result = original(adder, req, has_chunked_req, *args, **kwargs)
     if adder.can_run_list and adder.can_run_list[-1] is req:
         reporting.admitted(adder.tree_cache, req)
-        side = scheduler_side_of(adder.tree_cache)
         if side is not None:
             side.admitted(adder.tree_cache, req)
+            prefill_chunks.note_chunk(side, adder.tree_cache, req)
+        if adder.new_chunked_req is req:
+            return adder.budget_state()  # what the cut left can still be given
     return result
 
 

@@ -74,6 +74,8 @@ class StateRegistry:
         self._walk_began = 0.0
         self._host_only: set[int] = set()
         self._condemned: dict[int, None] = {}
+        self._spares: dict[int, None] = {}  # oldest first
+        self._offered: set[int] = set()  # spares that the open walk proposed
 
     def reset(self) -> None:
         """Start over with an empty tree; what was counted stays."""
@@ -90,12 +92,24 @@ class StateRegistry:
         if self._keyed is not None:
             self._keyed.name(state, self._prefixes.note(tokens, depth, namespace), end=end)
 
-    def put(self, state: int, depth: int, nearest_first: Iterable[int], *, is_leaf: bool) -> None:
+    def put(
+        self,
+        state: int,
+        depth: int,
+        nearest_first: Iterable[int],
+        *,
+        is_leaf: bool,
+        spare: bool = False,
+    ) -> None:
         """A state was cached at `depth`; its ancestor nodes come nearest first.
+
+        A `spare` one is the first to go, until it is resumed from or cached as another kind.
 
         A node without children cannot have states below it, so none are looked for. Cached again
         or loaded back from the host is a use.
         """
+        if not spare:
+            self._spares.pop(state, None)
         if state in self._host_only:
             self._host_only.discard(state)
             self._index.unpin(state)
@@ -103,6 +117,8 @@ class StateRegistry:
         if state in self._parent:
             self._index.touch(state)
             return
+        if spare:
+            self._spares[state] = None
         parents = self._parent
         parent = next((node for node in nearest_first if node in parents), None)
         siblings = self._children[parent]
@@ -115,6 +131,10 @@ class StateRegistry:
             parents[child] = state
             del siblings[child]
             below[child] = None
+
+    def resumed(self, state: int) -> None:
+        """A request was admitted that resumes at this node, if that holds a state."""
+        self._spares.pop(state, None)
 
     def on_match(self, state: int) -> bool:
         """A match ended at this node; return whether it holds a state."""
@@ -131,6 +151,7 @@ class StateRegistry:
 
         States will be offered after the first `offered` tokens, if they lie beyond its hit.
         """
+        self.resumed(hit)
         if self._keyed is None:
             return
         keys, depths, admitted = self._prefixes.path(tokens, namespace, offered)
@@ -159,7 +180,9 @@ class StateRegistry:
             self.counts.add(_EVICTED_BY_POLICY)
         else:
             self._index.erase(state)
-            self.counts.add(_EVICTED_BY_ENGINE)
+            offered = state in self._offered
+            self.counts.add(_EVICTED_BY_POLICY if offered else _EVICTED_BY_ENGINE)
+        self._spares.pop(state, None)
         self._host_only.discard(state)
         self._condemned.pop(state, None)
         parent = self._parent.pop(state)
@@ -177,6 +200,7 @@ class StateRegistry:
             self._index.evicted(state)
             self._proposed.discard(state)
             self._index.insert(state, depth, self._parent[state], list(self._children[state]))
+        self._spares.pop(state, None)
         self.counts.add(_EVICTED_TO_HOST)
         self._index.pin(state)
         self._host_only.add(state)
@@ -194,6 +218,7 @@ class StateRegistry:
         self._index.begin_walk()
         self._walking = True
         self._proposed.clear()
+        self._offered.clear()
 
     def condemn(self, state: int) -> bool:
         """The state of this node must go: it goes before all others; False if there is none."""
@@ -203,16 +228,21 @@ class StateRegistry:
         return True
 
     def next_victim(self, is_locked: Callable[[int], bool]) -> int | None:
-        """Return the cheapest state that is not locked and was not proposed in this walk.
+        """Return a state that is not locked and was not proposed in this walk.
 
-        Those that were condemned come first. The clock does not move for them.
+        One that was condemned, then the oldest spare one; the clock does not move for them. With
+        none left the cheapest.
         """
         for condemned in self._condemned:
             if condemned not in self._host_only and not is_locked(condemned):
                 del self._condemned[condemned]
                 return condemned
+        for spare in self._spares:
+            if spare not in self._offered and not is_locked(spare):
+                self._offered.add(spare)
+                return spare
         while (state := self._index.next_victim()) is not None:
-            if not is_locked(state):
+            if state not in self._spares and not is_locked(state):
                 self._proposed.add(state)
                 return state
         return None
@@ -220,11 +250,16 @@ class StateRegistry:
     def end_walk(self) -> None:
         """End the pass; proposals the engine did not act on stay as they were."""
         self._proposed.clear()
+        self._offered.clear()
         self._walking = False
         self._index.end_walk()
         self.counts.walked(time.perf_counter() - self._walk_began)
 
     # What is there.
+
+    def has_spare(self, is_locked: Callable[[int], bool]) -> bool:
+        """Whether there is a spare state that is not locked."""
+        return not all(is_locked(state) for state in self._spares)
 
     def next_below(self, state: int) -> int | None:
         """Return a device state below `state` with no other one in between, if there is one."""
@@ -284,3 +319,5 @@ class StateRegistry:
         listed = {c: p for p, children in self._children.items() for c in children}
         if listed != self._parent:
             raise RuntimeError("children and parents of the states disagree")
+        if not self._spares.keys() <= self._parent.keys() - self._host_only:
+            raise RuntimeError("spare states that are not on the device")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from statecache.engine.faults import FaultBarrier, advisory
 from statecache.engine.settings import Settings
 from statecache_sglang.pool_views import Tensor
-from statecache_sglang.scheduler_side import BackupLocks, SchedulerSide
+from statecache_sglang.scheduler_side import BackupLocks, SchedulerSide, is_spare_insert
 from statecache_sglang.seams import slots as state_slots
 from statecache_sglang.seams import tree
 from statecache_sglang.slot_shortage import SlotShortageMixin
@@ -80,7 +80,8 @@ class IndexedMambaComponent(SlotShortageMixin):
     def _note_state(self, node: TreeNode) -> None:
         depth, ancestors = self._place(node)
         self._side.note_insert(node.id, self._inserting, depth)
-        self._side.registry.put(node.id, depth, ancestors, is_leaf=not node.children)
+        spare = is_spare_insert(self._inserting)
+        self._side.registry.put(node.id, depth, ancestors, is_leaf=not node.children, spare=spare)
 
     @advisory
     def _note_state_left(self, node: TreeNode) -> None:

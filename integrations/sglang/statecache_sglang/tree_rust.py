@@ -27,7 +27,7 @@ from statecache.engine.faults import advisory
 from statecache.engine.settings import Settings
 from statecache_sglang.host_tier import HostAwareRustCore
 from statecache_sglang.pool_views import Tensor
-from statecache_sglang.scheduler_side import SchedulerSide
+from statecache_sglang.scheduler_side import SchedulerSide, is_spare_insert
 from statecache_sglang.seams import slots as state_slots
 from statecache_sglang.seams import tree
 from statecache_sglang.views import (
@@ -101,7 +101,10 @@ class IndexedRustCore(HostAwareRustCore):
         _, _, _, depth, _, children = path[-1]
         nearest_first = (node[0] for node in reversed(path[:-1]))
         self.scheduler_side.note_insert(node_id, self._inserting, depth)
-        self.scheduler_side.registry.put(node_id, depth, nearest_first, is_leaf=children == 0)
+        spare = is_spare_insert(self._inserting)
+        self.scheduler_side.registry.put(
+            node_id, depth, nearest_first, is_leaf=children == 0, spare=spare
+        )
         self._note_native_use(node_id)
 
     def _note_native_use(self, node_id: int) -> None:

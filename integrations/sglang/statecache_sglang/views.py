@@ -48,9 +48,12 @@ class RequestKv(Protocol):
 
     mamba_ping_pong_track_buffer: Tensor | None
     mamba_last_track_seqlen: int | None
+    mamba_pool_idx: Tensor | None
     mamba_cow_src_index: Tensor | None
     mamba_needs_clear: bool
 
+    @property
+    def holds_kv(self) -> bool: ...
     @property
     def holds_mamba(self) -> bool: ...
 
@@ -59,13 +62,17 @@ class Request(Protocol):
     """A request of the scheduler.
 
     `statecache_kv_tokens`: how far its KV was resident when it was matched last.
-    `statecache_branch_point`: where its first chunk was made to end.
+    `statecache_branch_point`: how far it was when the request was admitted, with that admission.
+    `statecache_ends`: where its chunks are made to end.
+    `statecache_uncut_end`: where the last chunk that was cut would have ended.
     `statecache_prefix`: what the state is of that it was last matched with, or that it left.
     `statecache_compared`: the node, and that prefix, whose bytes were compared last for it.
     """
 
     kv: RequestKv
     prefix_len: int
+    host_hit_length: int
+    extend_end: int
     last_node: int
     origin_input_ids: Sequence[int]
     full_untruncated_fill_ids: Sequence[int]
@@ -73,6 +80,10 @@ class Request(Protocol):
     mamba_host_hit_length: int
     extra_key: str | None
     cache_salt: str | None
+    lora_id: str | None
+    return_logprob: bool
+    skip_radix_cache_insert: bool
+    to_finish: object
     session: Session | None
     session_id: str | None
     input_embeds: object
@@ -82,6 +93,8 @@ class Request(Protocol):
     statecache_branch_point: int
     statecache_prefix: Prefix
     statecache_compared: tuple[int, Prefix]
+    statecache_ends: set[int]
+    statecache_uncut_end: int
 
     @property
     def output_ids_through_stop(self) -> Sequence[int]: ...
@@ -95,6 +108,15 @@ class PrefillAdder(Protocol):
     can_run_list: list[Request]
     rem_chunk_tokens: int | None
     new_chunked_req: Request | None
+    chunked_req_limit: int | None
+
+    def budget_state(self) -> object: ...
+
+
+class SchedulePolicy(Protocol):
+    """What sorts the queue before a prefill batch is made."""
+
+    tree_cache: TreeCache
 
 
 class Scheduler(Protocol):
@@ -166,11 +188,14 @@ class InsertParameters(Protocol):
     """A prefix that is cached, with the slot of the state at its end.
 
     `statecache_end`: whether it is the end of a prompt or of a request, and not of a chunk.
+    `statecache_spare`: whether its state is the first to go. `statecache_lora`: the adapter.
     """
 
     key: RadixKey
     mamba_value: Tensor | None
     statecache_end: bool
+    statecache_lora: str | None
+    statecache_spare: bool
 
 
 class InsertResult(Protocol):

@@ -36,6 +36,7 @@ class MetricKey(StrEnum):
     HIT_TOKENS = "hit_tokens"
     MISSED_BY_STATE_REQUESTS = "missed_by_state_requests"
     MISSED_BY_STATE_TOKENS = "missed_by_state_tokens"
+    HEAD_WAITS = "head_waits"
     EVICTIONS = "evictions"
     SKIPS = "skips"
     CHECKPOINT_STORES = "checkpoint_stores"
@@ -107,6 +108,11 @@ METRICS = (
         MetricKey.MISSED_BY_STATE_TOKENS,
         "counter",
         "Tokens prefilled although their KV was cached: their state was not",
+    ),
+    Metric(
+        MetricKey.HEAD_WAITS,
+        "counter",
+        "Requests that waited for the state of a head that another one was computing",
     ),
     Metric(MetricKey.EVICTIONS, "counter", "Cached states that were dropped", "reason"),
     Metric(

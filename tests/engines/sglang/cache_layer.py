@@ -64,6 +64,7 @@ def build_pools(
     side_states: bool = False,
     page_size: int = 1,
     longest: int = 1024,
+    rows: int = 8,
 ):
     return cache_layer.build_pools(
         slots,
@@ -71,6 +72,7 @@ def build_pools(
         states_per_path=states_per_path,
         page_size=page_size,
         max_context_len=longest,
+        size=rows,
         enable_mamba_extra_buffer=extra_buffer,
         **(SIDE_STATES if side_states else {}),
     )

@@ -43,7 +43,7 @@ def adder(traffic: Traffic, chunk: int | None = None) -> PrefillAdder:
         token_to_kv_pool_allocator=traffic.allocator,
         running_batch=None,
         new_token_ratio=1.0,
-        rem_input_tokens=10_000,
+        rem_input_tokens=1 << 20,
         rem_chunk_tokens=chunk,
     )
 

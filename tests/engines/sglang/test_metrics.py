@@ -169,6 +169,7 @@ def test_admission_counts_only_what_is_admitted(monkeypatch):
         monkeypatch.setattr(reporting, "admitted", lambda *seen_now: seen.append(seen_now))
         adder = PrefillAdder.__new__(PrefillAdder)
         adder.tree_cache, adder.can_run_list = traffic.cache, []
+        adder.new_chunked_req = adder.rem_chunk_tokens = None
         adder.prefill_max_requests = 0  # so SGLang answers "not now" before anything else
         refused = request(numbered(0))
         refused.init_next_round_input(traffic.cache)

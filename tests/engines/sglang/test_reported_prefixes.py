@@ -5,10 +5,10 @@ import random
 import pytest
 from cache_layer import CORES, MAMBA, Traffic, plugin
 from marks import Marked, has_mark, write_mark
+from schedule_loop import serve
 from scheduled import release, request
 from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
 from sglang.srt.managers.schedule_policy import SchedulePolicy
-from test_admission import serve
 
 POOLS = {
     "active": {},

@@ -7,6 +7,7 @@ import math
 import sys
 
 import pytest
+from arrivals import Arrivals
 from cache_layer import Traffic, plugin
 from host_layer import HostTraffic
 from random_traffic import host_operations, operations, perform
@@ -22,6 +23,12 @@ KINDS = {
     "rust core, host": ("rust", GDS, {"write": "write_through", "ratio": 0.4}),
 }
 SIZES = {"slots": 16, "kv_tokens": 900}
+# Requests that wait for one another, as SGLang schedules them.
+SCHEDULED = {
+    "scheduler": ("rust", {**GDS, "admission": "branch-points"}, {}),
+    "scheduler, overlap": ("python", {"policy": "learned"}, {"overlap": True}),
+    "scheduler, few slots": ("rust", GDS, {"slots": 26, "kv_tokens": 9_000}),
+}
 
 
 def run(kind: str, requests: int, seconds: float, every: int = 1_000) -> soak.Report:
@@ -62,5 +69,34 @@ def test_memory_is_flat_and_nothing_drifts(kind):
     assert report.growth_mib < report.most_growth_mib
 
 
+def run_scheduled(kind: str, requests: int, seconds: float, every: int = 1_000) -> soak.Report:
+    """No request waits while nothing runs, each one ends, and then nothing is held."""
+    core, settings, sizes = SCHEDULED[kind]
+    with plugin(**settings):
+        traffic = Arrivals(core, 1, **{"slots": 60, "kv_tokens": 20_000, **sizes})
+        report = soak.soak(
+            f"SGLang, {kind}",
+            traffic.steps(),
+            lambda: traffic.arrived,
+            traffic.drain,
+            requests=requests,
+            seconds=seconds,
+            every=every,
+        )
+        side = traffic.run.traffic.core.scheduler_side
+        assert side.faults.active
+        assert side.counts.numbers["head_waits"] > traffic.arrived / 20
+        assert traffic.aborted > traffic.arrived / 50
+    return report
+
+
+@pytest.mark.parametrize("kind", SCHEDULED)
+def test_no_deadlock_in_random_arrivals(kind):
+    assert run_scheduled(kind, 300, math.inf, every=25).checks >= 2
+
+
 if __name__ == "__main__":
-    soak.main(KINDS, run)
+    soak.main(
+        [*KINDS, *SCHEDULED],
+        lambda kind, *limits: (run if kind in KINDS else run_scheduled)(kind, *limits),
+    )

@@ -74,7 +74,6 @@ def build_pools(
     arguments.set_global_server_args_for_scheduler(server_args)
     pools, states = load(f"{_MEMORY}.memory_pool"), _state_shape()
     requests = pools.HybridReqToTokenPool(
-        size=8,
         mamba_size=slots,
         mamba_spec_state_size=8,
         device="cpu",
@@ -82,7 +81,7 @@ def build_pools(
         cache_params=states,
         mamba_layer_ids=[0, 1],
         speculative_num_draft_tokens=3,
-        **{"max_context_len": 1024, "enable_mamba_extra_buffer": False, **options},
+        **{"size": 8, "max_context_len": 1024, "enable_mamba_extra_buffer": False, **options},
     )
     kv = pools.HybridLinearKVPool(
         size=kv_tokens,

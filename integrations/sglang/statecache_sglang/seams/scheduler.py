@@ -15,12 +15,33 @@ from statecache_sglang.views import (
     Scheduler,
 )
 
-__all__ = ["ended", "exporter", "has_tokens", "is_first_rank", "no_room", "state_pool"]
+__all__ = [
+    "ended",
+    "exporter",
+    "go_on",
+    "has_tokens",
+    "is_first_rank",
+    "no_more",
+    "no_room",
+    "state_pool",
+]
 
 
 def no_room() -> object:
     """What `PrefillAdder.add_one_req` says of a request that must wait for memory."""
     result: object = load(at.ADDER).AddReqResult.NO_TOKEN
+    return result
+
+
+def no_more() -> object:
+    """What it says where this step takes no further request."""
+    result: object = load(at.ADDER).AddReqResult.OTHER
+    return result
+
+
+def go_on() -> object:
+    """What it says where the next request may be asked."""
+    result: object = load(at.ADDER).AddReqResult.CONTINUE
     return result
 
 
@@ -37,14 +58,14 @@ def has_tokens(req: Request) -> bool:
 def ended(req: Request, tokens: Sequence[int]) -> Ended:
     """Return what is recorded of a `Req` that came with `tokens`.
 
-    Placeholders of images already have numbers that tell images apart; the adapter is part of
-    `extra_key`.
+    Placeholders of images already have numbers that tell images apart. The adapter's id is part of
+    `extra_key`, without anything between the two: it is named by itself, too.
     """
     session = req.session.session_id if req.session is not None else req.session_id
     return Ended(
         tokens,
         len(req.output_ids_through_stop),
-        (req.extra_key, req.cache_salt),
+        (req.extra_key, req.cache_salt, *((req.lora_id,) if req.lora_id else ())),
         (),
         session,
         req.cached_tokens,

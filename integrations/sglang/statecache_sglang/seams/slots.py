@@ -28,12 +28,14 @@ __all__ = [
     "NO_CHECKPOINT",
     "NO_SLOT",
     "bytes_of_a_state",
+    "checkpoint_grid",
     "checkpoint_pool",
     "count_slots_in_use",
     "device_of",
     "evict_checkpoint",
     "evict_states",
     "free_state_slots",
+    "give_back_state",
     "is_hybrid_pool",
     "last_state_depth",
     "missing_state_slots",
@@ -45,6 +47,7 @@ __all__ = [
     "state_capacity",
     "state_layout",
     "temporal_and_conv",
+    "tracked_depth",
     "without_states",
 ]
 
@@ -103,8 +106,39 @@ def last_state_depth(cache: TreeCache, tokens: int) -> int:
     """Return where in a prompt of so many tokens its last state can be cached."""
     if not cache.enable_mamba_extra_buffer:
         return tokens
-    grid: int = load(at.CONTEXT).mamba_checkpoint_grid(cache.page_size)
+    grid = checkpoint_grid(cache)
     return tokens // grid * grid
+
+
+def checkpoint_grid(cache: TreeCache) -> int:
+    """Return the tokens between two places where the extra buffer can have a state."""
+    grid: int = load(at.CONTEXT).mamba_checkpoint_grid(cache.page_size)
+    return grid
+
+
+def tracked_depth(cache: TreeCache, req: Request) -> int | None:
+    """Return where the extra buffer will have a state in the next chunk of a request, if anywhere.
+
+    As `ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend` of SGLang 0.5.23, without DCP.
+    """
+    grid = checkpoint_grid(cache)
+    begin, end = req.prefix_len, req.extend_end
+    if end - begin < grid:
+        return None
+    branching = req.mamba_branching_seqlen
+    if branching is not None and begin < branching < end and (branching - begin) % grid == 0:
+        return branching
+    return begin + (end - begin) // grid * grid
+
+
+def give_back_state(pool: RequestPool, req: Request) -> None:
+    """Take from a queued request the slot that its match got it, as SGLang does in its own loop."""
+    req.kv.mamba_cow_src_index = None
+    req.kv.mamba_needs_clear = False
+    slot = req.kv.mamba_pool_idx
+    if slot is not None:
+        pool.mamba_allocator.free(slot.unsqueeze(-1))
+        req.kv.mamba_pool_idx = None
 
 
 # Pools.
