@@ -59,9 +59,12 @@ class PrefixKeyedIndex:
         return self._key[state] if state in self._key else self._gone[state], False
 
     def touch(self, state: int) -> None:
-        """A state was resumed, or cached again: as a prompt's end if it was named so."""
-        key, end = self._name_of(state)
-        self.index.touch(key, end=end)
+        """A state was resumed, or cached again: as a prompt's end if it was named so.
+
+        Its key stays: an engine may take two prefixes for one that have names of their own.
+        """
+        _, end = self._name_of(state)
+        self.index.touch(self._key[state], end=end)
 
     def stamp(self, state: int) -> None:
         """The last request that held a state let go: a stamp, but no use."""

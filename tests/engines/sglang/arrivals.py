@@ -47,7 +47,7 @@ class Arrivals:
         if rng.random() < 0.3:
             head = head[: rng.randint(1, len(head))] + self.tokens(rng.randint(1, 60))
             head = self.heads[rng.randrange(6)] = head[:140]
-        space = rng.choice([{}, {}, {"extra_key": "x"}, {"lora_id": "x"}])
+        space = rng.choice([{}, {}, {"extra_key": "x"}, {"lora_id": "y"}])
         for _ in range(rng.choice([1, 1, 2, 6, 16])):
             cut = rng.choice([len(head), len(head), rng.randint(1, len(head))])
             prompt = head[:cut] + self.tokens(rng.randint(0, 20))

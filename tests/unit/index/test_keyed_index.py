@@ -86,6 +86,18 @@ def test_a_state_keeps_its_prefix_when_its_number_changes() -> None:
     index.check()
 
 
+def test_a_resident_state_keeps_its_key_whatever_it_is_named_next() -> None:
+    """An engine that takes two prefixes for one caches the second on the node of the first."""
+    index = PrefixKeyedIndex("learned", CostModel(), 4)
+    index.name(1, 100, end=True)
+    index.insert(1, 10)
+    index.name(1, 200, end=True)
+    index.touch(1)
+    index.check()
+    index.erase(1)
+    assert len(index) == 0
+
+
 def test_what_lost_its_kv_is_no_ghost() -> None:
     index = PrefixKeyedIndex("learned", CostModel(1, 0), slots=4)
     for state in (1, 2):
