@@ -10,14 +10,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from statecache.engine.faults import guarded
 from statecache.engine.patching import PatchSet
 from statecache.engine.settings import Settings, flag_of
 from statecache.errors import SettingsError, exit_engine
-from statecache_vllm.lookup import Lookup
 from statecache_vllm.patches import END_PREFILL_CHUNK
 from statecache_vllm.views import CacheConfig, KVCacheConfig, Request, Scheduler
+
+if TYPE_CHECKING:
+    from statecache_vllm.lookup import Lookup
 
 __all__ = ["ChunkEnds", "check_interval", "clip", "settle_interval"]
 

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from statecache import CostModel
+if TYPE_CHECKING:
+    from statecache import CostModel
 
 __all__ = ["LEAST_TOKENS", "MOST_QUEUED", "Prompt", "SharedHeads", "common_tokens"]
 
