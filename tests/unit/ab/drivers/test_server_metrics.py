@@ -75,6 +75,7 @@ def test_counters_and_memory_of_a_run(tmp_path: Path) -> None:
         "missed_by_state_tokens": 24,
         "evicted_states": None,
         "skipped_states": 36,
+        "overstated_hit_tokens": 0,
         "kv_pool_bytes": None,
     }
     assert (launched["evicted_states"], launched["skipped_states"]) == (None, 36)
