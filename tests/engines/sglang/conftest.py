@@ -23,6 +23,7 @@ if INSTALLED:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import cache_layer  # noqa: F401
+        import sglang.srt.managers.scheduler  # noqa: F401
 
 
 def pytest_report_header():
