@@ -28,8 +28,8 @@ class ShadowSelector;
 //
 // Costs, with n resident states: O(log n) a call as in StateIndex, plus what the points given and
 // the tracked states directly below a new point take; every 16th prompt the table is brought up to
-// date in time that grows with the ghosts remembered, not with n. A change of the active order costs
-// O(n log n).
+// date in time that grows with the ghosts remembered, not with n. A change of the active order
+// costs O(n log n).
 class LearnedIndex final : public TreeIndex {
  public:
   enum class Order : uint8_t { kLearned, kGds, kLru };
