@@ -35,6 +35,8 @@ TOLERANCE = 0.002
 class _Weighted(WeightedGds):
     """Interior weights know nothing of prompt ends."""
 
+    needs_prompts = False
+
     def insert(self, *where: object, end: bool = False) -> None:
         del end
         super().insert(*where)  # type: ignore[arg-type]
