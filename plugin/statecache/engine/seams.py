@@ -1,26 +1,32 @@
 """A seam: one thing of an engine that an adapter uses, and the check of what is installed.
 
-Nothing of the engine is imported before a seam is looked at.
+Nothing of the engine is imported before a seam is looked at. No version is compared: a seam has
+every form that the adapter can use, and what must choose between them asks which one is there.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import functools
 import importlib
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from statecache.engine.patching import original_function
 from statecache.engine.settings_schema import flag_of
-from statecache.engine.views import View, probe_views
+from statecache.engine.views import View, is_listed, lacking, off, probe_views, what_is_off
 from statecache.errors import SeamError, group_by_reason
 
 __all__ = [
     "Seam",
     "check",
     "check_native",
+    "features_off",
+    "has",
+    "is_broken",
     "methods",
     "probe",
     "replaced",
@@ -31,18 +37,28 @@ __all__ = [
 class Seam:
     """One thing of an engine that is used, and what must hold for it.
 
-    `public`, of a class that is replaced: all it may have that others could call. `code`, of a
-    function that is replaced: all the names that its code may use. `replaced`, of a function whose
-    place the adapter takes: that it is the engine's own, since nothing around it would be called.
+    `parameters` are what a function takes, `variants` other signatures that will do, too. `fields`,
+    of a class, are what its objects must have: of a named tuple all it has, in order, since it is
+    unpacked. `items` is how many items a tuple has that a function returns, or that an attribute
+    holds, by its annotation. `public`, of a class that is replaced: all it may have that others
+    could call. `code`, of a function that is replaced: all the names that its code may use.
+    `replaced`, of a function whose place the adapter takes: that it is the engine's own, since
+    nothing around it would be called.
+
+    With `optional`, the name of a feature, only that feature is off where the seam is not in place.
     """
 
     module: str
     path: str
     parameters: tuple[str, ...] = ()
+    variants: tuple[tuple[str, ...], ...] = ()
+    fields: tuple[str, ...] = ()
+    items: int | None = None
     base: str | None = None
     public: tuple[str, ...] | None = None
     code: tuple[str, ...] | None = None
     replaced: bool = False
+    optional: str = ""
 
     @property
     def target(self) -> str:
@@ -52,38 +68,122 @@ class Seam:
     def state(self) -> str:
         """Return "ok", "missing", or "moved" with what is different.
 
-        A module that is there and cannot be imported is missing, with the reason.
+        A module that is there and cannot be imported is missing, with the reason. Of an `optional`
+        seam that is not in place: "off", with its feature and the reason.
         """
+        state = self._look()
+        return state if state == "ok" or not self.optional else off(self.optional, state)
+
+    def _look(self) -> str:
         try:
-            found: Any = importlib.import_module(self.module)
-            owner = found
-            for name in self.path.split("."):
-                owner, found = found, inspect.getattr_static(found, name)
+            owner, found = _find(self.module, self.path)
         except AttributeError:
             return "missing"
         except ImportError as error:
             there = not self.module.startswith(f"{error.name}.") and error.name != self.module
             return f"missing ({error})" if there else "missing"
-        if isinstance(found, staticmethod | classmethod):
-            found = found.__func__
+        difference = next(self._differences(owner, found), None)
+        return "ok" if difference is None else f"moved ({difference})"
+
+    def _differences(self, owner: Any, found: Any) -> Iterator[str]:
+        name = self.path.rpartition(".")[2]
         if self.base is not None and self.base not in [b.__name__ for b in found.__mro__[1:]]:
-            return f"moved (no longer a {self.base})"
+            yield f"no longer a {self.base}"
         if self.public is not None:
             more = {name for name in vars(found) if not name.startswith("_")} - {*self.public}
             if more:
-                return f"moved (has {', '.join(sorted(more))}, too)"
+                yield f"has {', '.join(sorted(more))}, too"
+        if self.fields:
+            yield from self._differing_fields(found)
         if self.code is not None:
             code = getattr(found, "__code__", None)
             more = {*code.co_names} - {*self.code} if code else {"what cannot be read"}
             if more:
-                return f"moved (uses {', '.join(sorted(more))}, too)"
+                yield f"uses {', '.join(sorted(more))}, too"
         if self.parameters:
             names = tuple(inspect.signature(found).parameters)
-            if names != self.parameters:
-                return f"moved (takes {', '.join(names)})"
+            if names not in (self.parameters, *self.variants):
+                yield f"takes {', '.join(names) or 'nothing'}"
+        if self.items is not None:
+            items = _items(owner, name, found)
+            if items != self.items:
+                yield f"has {items} items" if items else "has an unknown number of items"
         if self.replaced and original_function(owner, name) is None:
-            return f"moved (another plugin changed it: {_place(found)})"
-        return "ok"
+            yield f"another plugin changed it: {_place(found)}"
+
+    def _differing_fields(self, found: Any) -> Iterator[str]:
+        tuple_fields = getattr(found, "_fields", None)
+        if tuple_fields is not None:
+            if tuple(tuple_fields) != self.fields:
+                yield f"has {', '.join(tuple_fields) or 'nothing'}"
+            return
+        gone = lacking(found, self.fields)
+        if gone:
+            yield f"has no {', '.join(gone)}"
+
+
+def _find(module: str, path: str) -> tuple[Any, Any]:
+    """Return what has the thing at a place, and the thing as it is written.
+
+    Of what a class only lists, as a dataclass a field without a default, that is its annotation.
+    Raises `AttributeError` or `ImportError` where there is nothing.
+    """
+    owner: Any = None
+    found: Any = importlib.import_module(module)
+    for name in path.split("."):
+        owner = found
+        try:
+            found = inspect.getattr_static(owner, name)
+        except AttributeError:
+            if not (inspect.isclass(owner) and is_listed(name, owner.__mro__[:-1])):
+                raise
+            found = _annotation(owner, name)
+    return owner, found.__func__ if isinstance(found, staticmethod | classmethod) else found
+
+
+def _annotation(owner: Any, name: str) -> Any:
+    for base in getattr(owner, "__mro__", [owner]):
+        if name in vars(base).get("__annotations__", {}):
+            return vars(base)["__annotations__"][name]
+    return ""
+
+
+def _items(owner: Any, name: str, found: Any) -> int | None:
+    """Return how long the outermost tuple of fixed length is, in what annotates a thing."""
+    said = inspect.signature(found).return_annotation if inspect.isfunction(found) else None
+    said = _annotation(owner, name) if said is None else said
+    try:
+        tree = ast.parse(said if isinstance(said, str) else inspect.formatannotation(said))
+    except SyntaxError:
+        return None
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Subscript)
+            and ast.unparse(node.value).rpartition(".")[2] in ("tuple", "Tuple")
+            and "..." not in [ast.unparse(item) for item in _elements(node.slice)]
+        ):
+            return len(_elements(node.slice))
+    return None
+
+
+def _elements(node: ast.expr) -> list[ast.expr]:
+    return node.elts if isinstance(node, ast.Tuple) else [node]
+
+
+@functools.cache
+def has(target: str, name: str) -> bool:
+    """Whether the function at "module:Class.name" takes `name`, or the class there has it.
+
+    What has several variants is asked so which of them is installed. Where nothing is, it has not.
+    """
+    module, _, path = target.partition(":")
+    try:
+        _, found = _find(module, path)
+    except (AttributeError, ImportError):
+        return False
+    if inspect.isclass(found):
+        return not lacking(found, [name])
+    return name in inspect.signature(found).parameters
 
 
 def _place(function: Any) -> str:
@@ -94,9 +194,31 @@ def _place(function: Any) -> str:
 
 
 def probe(seams: Sequence[Seam], views: Sequence[View] = ()) -> list[tuple[str, str]]:
-    """Look at every seam and view; return its name and "ok", "moved ..." or "missing"."""
-    states = {f"{seam.module}.{seam.path}": seam.state() for seam in seams}
-    return [*states.items(), *((name, at) for name, at in probe_views(views) if name not in states)]
+    """Look at every seam and view; return the name of each and its state, as `Seam.state`."""
+    states: dict[str, str] = {}
+    found = [(f"{seam.module}.{seam.path}", seam.state()) for seam in seams]
+    for name, state in (*found, *probe_views(views)):
+        states[name] = max(state, states.get(name, "ok"), key=_severity)
+    return [*states.items()]
+
+
+def _severity(state: str) -> int:
+    return 0 if state == "ok" else 1 + is_broken(state)
+
+
+def is_broken(state: str) -> bool:
+    """Whether the plugin cannot work with a seam in this state."""
+    return state != "ok" and what_is_off(state) is None
+
+
+def features_off(states: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the features that are off by what `probe` found, each with the first reason."""
+    found: dict[str, str] = {}
+    for name, state in states:
+        feature = what_is_off(state)
+        if feature is not None:
+            found.setdefault(feature[0], f"{name}: {feature[1]}")
+    return found
 
 
 def check(
@@ -108,12 +230,14 @@ def check(
     strict: bool,
     log: logging.Logger,
     views: Sequence[View] = (),
-) -> None:
+) -> Mapping[str, str]:
     """Raise `SeamError` unless every seam is in place; warn about a version that is not `tested`.
 
-    With `strict` that raises too. `engine` is the name for people.
+    With `strict` that raises too. `engine` is the name for people. Returns the features that are
+    off for want of an optional seam, each with the reason, which is a line in the log.
     """
-    broken = [(name, state) for name, state in probe(seams, views) if state != "ok"]
+    states = probe(seams, views)
+    broken = [(name, state) for name, state in states if is_broken(state)]
     if broken:
         reasons = group_by_reason(broken, "statecache doctor --seams")
         said = "; ".join(f"{names}: {state}" for state, names in reasons)
@@ -123,6 +247,10 @@ def check(
         if strict:
             raise SeamError(f"{what} and {flag_of('strict')} is on")
         log.warning("statecache: %s; every seam is in place, going on", what)
+    without = features_off(states)
+    for feature, reason in without.items():
+        log.warning("statecache: without %s in %s %s: %s", feature, engine, version, reason)
+    return without
 
 
 def check_native(*modules: str) -> None:
@@ -136,12 +264,22 @@ def check_native(*modules: str) -> None:
             ) from error
 
 
-def methods(module: str, owner: str, parameters: dict[str, str]) -> tuple[Seam, ...]:
-    """Return the seams of some methods of a class, by name and what they take after `self`."""
+def methods(
+    module: str, owner: str, parameters: Mapping[str, str], optional: str = ""
+) -> tuple[Seam, ...]:
+    """Return the seams of some methods of a class, by name and what they take after `self`.
+
+    Signatures that will do, too, are parted by "|": "request | request limit".
+    """
     return tuple(
-        Seam(module, f"{owner}.{name}", ("self", *taken.split()))
+        _method(module, f"{owner}.{name}", *taken.split("|"), optional=optional)
         for name, taken in parameters.items()
     )
+
+
+def _method(module: str, path: str, *taken: str, optional: str) -> Seam:
+    first, *others = (("self", *each.split()) for each in taken)
+    return Seam(module, path, first, tuple(others), optional=optional)
 
 
 def replaced(module: str, owner: str, parameters: dict[str, str]) -> tuple[Seam, ...]:

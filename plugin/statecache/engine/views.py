@@ -16,7 +16,16 @@ from typing import Any, Protocol
 from statecache.engine.patching import resolve
 from statecache.errors import SeamError
 
-__all__ = ["OURS", "View", "members_of", "probe_views"]
+__all__ = [
+    "OURS",
+    "View",
+    "is_listed",
+    "lacking",
+    "members_of",
+    "off",
+    "probe_views",
+    "what_is_off",
+]
 
 OURS = "statecache_"  # begins the names that an adapter itself puts on an engine's object
 # Where a class lists what its objects have.
@@ -36,12 +45,14 @@ class View:
 
     An attribute counts where the class or one of its bases defines or lists it, or assigns it to
     its own object in a method. `assigned_in` names further functions of the engine, "module:Class.
-    method", that put attributes on such an object.
+    method", that put attributes on such an object. With `optional`, the name of a feature, only
+    that feature is off where a member is missing.
     """
 
     protocol: type
     target: str
     assigned_in: tuple[str, ...] = ()
+    optional: str = ""
 
     def missing(self) -> list[str]:
         """Return the members that the class does not have. Raises `SeamError` without the class."""
@@ -49,25 +60,33 @@ class View:
         found = getattr(owner, name, None)
         if not inspect.isclass(found):
             raise SeamError(f"{self.target} is missing")
-        bases = found.__mro__[:-1]
-        left = {member for member in members_of(self.protocol) if not _is_listed(member, bases)}
-        for code, own in self._codes(bases):
-            left -= _assigned(code, left.intersection(code.co_names), own)
-            if not left:
-                break
-        return sorted(left)
+        return lacking(found, members_of(self.protocol), self.assigned_in)
 
-    def _codes(self, bases: Iterable[type]) -> Iterator[tuple[CodeType, str | None]]:
-        """Yield each code that may assign attributes, and what it calls its own object."""
-        for base in bases:
-            for value in vars(base).values():
-                for code in _codes_of(value):
-                    if code.co_argcount:
-                        yield code, code.co_varnames[0]
-        for place in self.assigned_in:
-            owner, name = resolve(place)
-            for code in _codes_of(inspect.getattr_static(owner, name, None)):
-                yield code, None
+
+def lacking(owner: type, names: Iterable[str], assigned_in: tuple[str, ...] = ()) -> list[str]:
+    """Return those of the names that no object of a class has, as `View` says."""
+    bases = owner.__mro__[:-1]
+    left = {name for name in names if not is_listed(name, bases)}
+    for code, own in _codes(bases, assigned_in):
+        left -= _assigned(code, left.intersection(code.co_names), own)
+        if not left:
+            break
+    return sorted(left)
+
+
+def _codes(
+    bases: Iterable[type], assigned_in: Iterable[str]
+) -> Iterator[tuple[CodeType, str | None]]:
+    """Yield each code that may assign attributes, and what it calls its own object."""
+    for base in bases:
+        for value in vars(base).values():
+            for code in _codes_of(value):
+                if code.co_argcount:
+                    yield code, code.co_varnames[0]
+    for place in assigned_in:
+        owner, name = resolve(place)
+        for code in _codes_of(inspect.getattr_static(owner, name, None)):
+            yield code, None
 
 
 def members_of(protocol: type) -> list[str]:
@@ -89,7 +108,8 @@ def _is_member(name: str, value: object) -> bool:
     )
 
 
-def _is_listed(name: str, bases: Iterable[type]) -> bool:
+def is_listed(name: str, bases: Iterable[type]) -> bool:
+    """Whether one of these classes defines or lists an attribute."""
     return any(
         name in vars(base) or any(name in (vars(base).get(attribute) or ()) for attribute in _LISTS)
         for base in bases
@@ -121,17 +141,33 @@ def _assigned(code: CodeType, names: Iterable[str], own: str | None) -> set[str]
 
 
 def probe_views(views: Sequence[View]) -> list[tuple[str, str]]:
-    """Return each attribute that is read, by its place, and "ok" or "missing"."""
+    """Return each attribute that is read, by its place, and "ok", "missing" or "off ..."."""
     states: dict[str, str] = {}
     for view in views:
         place = view.target.replace(":", ".")
+        gone = off(view.optional, "missing") if view.optional else "missing"
         try:
             missing = view.missing()
         except SeamError:
-            states[place] = "missing"
+            if states.get(place) != "missing":
+                states[place] = gone
             continue
         for member in members_of(view.protocol):
             name = f"{place}.{member}"
             if states.get(name) != "missing":
-                states[name] = "missing" if member in missing else "ok"
+                states[name] = gone if member in missing else "ok"
     return list(states.items())
+
+
+def off(feature: str, reason: str) -> str:
+    """Return the state of something that is not in place and that only `feature` needs."""
+    return f"off: {feature}: {reason}"
+
+
+def what_is_off(state: str) -> tuple[str, str] | None:
+    """Return the feature and the reason of such a state, None for any other."""
+    kind, _, rest = state.partition(": ")
+    if kind != "off":
+        return None
+    feature, _, reason = rest.partition(": ")
+    return feature, reason

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
+from statecache.engine.seams import features_off, is_broken
 from statecache.engine.spec import EngineSpec, engines
 from statecache.errors import escape_control_chars, group_by_reason
 from statecache.tools.doctor_child import EngineFound, ExtensionFound, TorchFound
@@ -191,10 +192,12 @@ def _of_engine(spec: EngineSpec, seen: dict[str, EngineFound]) -> Iterator[Findi
     except _LookError as error:
         yield Finding(name, "problem", f"the seams of {title} cannot be looked at: {error}")
         return
-    broken = [(seam, state) for seam, state in found.seams.items() if state != "ok"]
+    broken = [(seam, state) for seam, state in found.seams.items() if is_broken(state)]
     for state, those in group_by_reason(broken, "--seams"):
         yield Finding(name, "problem", f"{state}: {those}")
-    in_place = len(found.seams) - len(broken)
+    for feature, reason in features_off([*found.seams.items()]).items():
+        yield Finding(name, "note", f"{title} {found.version} works without {feature}: {reason}")
+    in_place = sum(state == "ok" for state in found.seams.values())
     text = f"{title} {found.version}: {in_place} of {len(found.seams)} seams are in place"
     if found.version in found.tested:
         level = "note" if broken else "ok"  # the problems are said above

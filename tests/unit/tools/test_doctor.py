@@ -119,6 +119,27 @@ def test_each_seam_that_moved_or_is_missing_is_named(tmp_path: Path) -> None:
     assert lines[-1] == "It would not work: 3 above."
 
 
+FORMS = """
+Seam(MODULE, "Pool.touch", ("self", "blocks"), (("self", "blocks", "limit"),)),
+Seam(MODULE, "Pool.free", ("self", "blocks"), (("self", "block"),)),
+Seam(MODULE, "Pool", fields=("free", "evict")),
+Seam(MODULE, "Pool.touch", items=2),
+Seam(MODULE, "Pool.trace", optional="recording"),
+"""
+
+
+def test_a_form_that_is_gone_is_named_and_what_is_only_off_is_no_problem(tmp_path: Path) -> None:
+    done = doctor("--engine", "vllm", "--seams", path=with_engine(tmp_path, seams=FORMS))
+    lines = done.stdout.splitlines()
+    assert "PROBLEM vllm        moved (has no evict): vllm.pool.Pool" in lines
+    items = "moved (has an unknown number of items): vllm.pool.Pool.touch"
+    assert f"PROBLEM vllm        {items}" in lines
+    assert "  vllm vllm.pool.Pool.free: ok" in lines
+    off = "vLLM 0.32.0 works without recording: vllm.pool.Pool.trace: missing"
+    assert f"note    vllm        {off}" in lines
+    assert lines[-1] == "It would not work: 2 above."
+
+
 def test_what_stops_a_server_names_a_reason_once_and_three_of_its_seams() -> None:
     seams = [Seam("textwrap", name) for name in "abcde"]
     seams.append(Seam("textwrap", "dedent", ("words",)))
