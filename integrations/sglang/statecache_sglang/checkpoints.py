@@ -12,6 +12,7 @@ from statecache.engine.settings import flag_of
 from statecache.errors import escape_control_chars, exit_engine
 from statecache_sglang.pool_views import Configurator, RequestPool, Tensor
 from statecache_sglang.seams import slots as state_slots
+from statecache_sglang.unsupported import refuse_draft_states
 from statecache_sglang.views import (
     TreeCache,
 )
@@ -168,6 +169,8 @@ class CheckpointMemory:
 
         Memory that cannot be had stops the process.
         """
+        if state_slots.checkpoint_pool(pool) is not None:  # of a copy for a draft head
+            refuse_draft_states()
         original(pool, *args, **kwargs)
         slots = slots_beside(pool) if self._slots is None else self._slots
         try:

@@ -62,6 +62,7 @@ def _state_patches(settings: Settings) -> list[Patch]:
     from statecache_sglang.prefill_chunks import continue_chunks
     from statecache_sglang.scheduler_side import note_queue
     from statecache_sglang.slot_shortage import admit_all_or_none, load_back_or_wait
+    from statecache_sglang.speculation import note_uncached, note_verified
     from statecache_sglang.unsupported import refuse_storage
 
     cores = _TreeCores(settings)
@@ -73,6 +74,8 @@ def _state_patches(settings: Settings) -> list[Patch]:
         patches.ADD_CHUNKED_REQ.wrapped_by(continue_chunks),
         patches.QUEUE_SORTED.wrapped_by(note_queue),
         patches.INIT_LOAD_BACK.wrapped_by(load_back_or_wait),
+        patches.VERIFIED.wrapped_by(note_verified),
+        patches.NOT_CACHED.wrapped_by(note_uncached),
         patches.CHECK_STATE_POOL.wrapped_by(check_state_pools),
         patches.ATTACH_STORAGE.wrapped_by(refuse_storage),
     ]

@@ -68,6 +68,21 @@ ATTACH_STORAGE = Patch(
     upstream="UnifiedRadixCache.attach_storage_backend",
     remove_when="the adapter follows states that are prefetched from storage",
 )
+VERIFIED = Patch(
+    f"{at.RESULTS}:SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
+    why="A verify step of speculative decoding can run past the end of a request: the state in its"
+    " slot is then that of more tokens than any key has.",
+    upstream="SchedulerBatchResultProcessor._resolve_spec_v2_tokens, owned_kv_len",
+    remove_when="a request says of how many tokens its state is",
+)
+NOT_CACHED = Patch(
+    f"{at.RESULTS}:SchedulerBatchResultProcessor._mamba_can_cache_finished_req",
+    why="States that SGLang itself does not cache, as they ran past a stop, are counted with those"
+    " of the plugin.",
+    upstream="SchedulerBatchResultProcessor._mamba_can_cache_finished_req (0.5.23)",
+    remove_when=VERIFIED.remove_when,
+    versions=("0.5.23",),
+)
 CHECK_STATE_POOL = Patch(
     f"{at.CHECKER}:SchedulerInvariantChecker._check_mamba_pool",
     why="SGLang adds up its own counters; here the states of the index are held against them, at"
@@ -168,6 +183,8 @@ STATE_PATCHES = (
     ADD_CHUNKED_REQ,
     QUEUE_SORTED,
     INIT_LOAD_BACK,
+    VERIFIED,
+    NOT_CACHED,
     CHECK_STATE_POOL,
     ATTACH_STORAGE,
 )

@@ -22,6 +22,7 @@ from statecache_sglang.engine_paths import (
     PREFIX_CACHE,
     PYTHON_CORE,
     REGISTRY,
+    RESULTS,
     RUST_CORE,
     SCHEDULER,
     SERVER_ARGS,
@@ -164,6 +165,14 @@ SEAMS: tuple[Seam, ...] = (
         {"_check_mamba_pool": "ps", "_requests_owning_rows": ""},
     ),
     Seam(STATS, "kv_mamba_slots", ("kv",)),
+    *methods(
+        RESULTS,
+        "SchedulerBatchResultProcessor",
+        {
+            "_resolve_spec_v2_tokens": "result batch",
+            "_mamba_can_cache_finished_req": "req result i",
+        },
+    ),
     *(
         Seam(CONTEXT, name, ())
         for name in ("get_schedule", "get_observability", "get_parallel", "get_serving")
@@ -201,6 +210,9 @@ VIEWS: tuple[View, ...] = (
     View(views.PrefillAdder, f"{ADDER}:PrefillAdder"),
     View(views.SchedulePolicy, f"{ADDER}:SchedulePolicy"),
     View(views.Scheduler, f"{SCHEDULER}:Scheduler"),
+    View(views.ResultProcessor, f"{RESULTS}:SchedulerBatchResultProcessor"),
+    View(views.DecodeBatch, f"{_BATCH}:ScheduleBatch"),
+    View(views.VerifyResult, "sglang.srt.managers.utils:GenerationBatchResult"),
     View(views.InvariantChecker, f"{CHECKER}:SchedulerInvariantChecker"),
     View(pool_views.StateTensors, f"{POOL}:MambaPool.State"),
     View(pool_views.StatePool, f"{POOL}:MambaPool"),

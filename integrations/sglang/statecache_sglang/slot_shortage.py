@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from statecache.engine.metrics import MetricKey
-from statecache_sglang import prefill_chunks, proof, reporting
+from statecache_sglang import prefill_chunks, proof, reporting, speculation
 from statecache_sglang.pool_views import Tensor
 from statecache_sglang.scheduler_side import scheduler_side_of
 from statecache_sglang.seams import scheduler, tree
@@ -62,13 +62,16 @@ class SlotShortageMixin(MambaComponent):
         """SGLang's, or 0 (nothing of the request is cached now) when there is no slot.
 
         All slots are taken before anything else is done, so there is nothing to undo. A state
-        that is not finite is not kept either. Nor is one of more tokens than whole pages: SGLang
-        cuts its key to pages, and the node would end before its state. A spare one takes the place
-        of a spare one at most.
+        that is not finite is not kept either. Nor is one of more tokens than its key, or than whole
+        pages: SGLang cuts its key to pages, and the node would end before its state. A spare one
+        takes the place of a spare one at most.
         """
         side = scheduler_side_of(self.cache)
         if side is not None:
             side.computed(req, token_ids_len)
+        own_state = is_finished and not self.cache.enable_mamba_extra_buffer
+        if own_state and speculation.is_past_stop(side, req, token_ids_len):
+            return 0
         spare = not is_finished and prefill_chunks.is_spare(self.cache, req, token_ids_len)
         if spare and not self._has_room_for_spare():
             return 0

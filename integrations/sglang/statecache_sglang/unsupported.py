@@ -43,13 +43,24 @@ REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
     ),
 }
 
+# The same with an int8 pool. Draft heads with states of their own copy a cached one by its slot in
+# the pool of running requests; ReplaySSM keeps no state of each draft that could be stored.
+REFUSED_WITH_INT8: dict[str, str] = {
+    "enable_multi_layer_eagle": "--enable-multi-layer-eagle",
+    "enable_linear_replayssm_spec": "--enable-linear-replayssm-spec",
+}
+_WITH_INT8 = "is not supported with --statecache-checkpoints int8"
+
+
+def refuse_draft_states() -> None:
+    """Stop with one line where a draft head is about to get a pool of states of its own."""
+    exit_engine(f"{REFUSED_WITH_INT8['enable_multi_layer_eagle']} {_WITH_INT8}")
+
 
 def refuse_host_copies(settings: Settings) -> None:
     """Stop with one line if states are to be copied to the host out of the int8 pool."""
     if settings.in_force.checkpoints is not None:
-        exit_engine(
-            "--enable-hierarchical-cache is not supported with --statecache-checkpoints int8"
-        )
+        exit_engine(f"--enable-hierarchical-cache {_WITH_INT8}")
 
 
 def refuse_storage(
@@ -92,6 +103,10 @@ def refuse(server_args: ServerArguments, settings: Settings) -> None:
             exit_engine(error)
     if server_args.enable_hierarchical_cache:
         refuse_host_copies(settings)
+    if settings.in_force.checkpoints is not None:
+        for field, name in REFUSED_WITH_INT8.items():
+            if getattr(server_args, field):
+                exit_engine(f"{name} {_WITH_INT8}")
     for field, (is_refused, name) in REFUSED.items():
         if is_refused(getattr(server_args, field)):
             exit_engine(f"{name} is not supported with --kv-cache-plugin statecache")

@@ -51,6 +51,8 @@ class RequestKv(Protocol):
     mamba_pool_idx: Tensor | None
     mamba_cow_src_index: Tensor | None
     mamba_needs_clear: bool
+    kv_committed_len: int
+    cache_protected_len: int
 
     @property
     def holds_kv(self) -> bool: ...
@@ -67,6 +69,7 @@ class Request(Protocol):
     `statecache_uncut_end`: where the last chunk that was cut would have ended.
     `statecache_prefix`: what the state is of that it was last matched with, or that it left.
     `statecache_compared`: the node, and that prefix, whose bytes were compared last for it.
+    `statecache_verified_tokens`: of how many tokens its state is since its last verify step.
     """
 
     kv: RequestKv
@@ -89,6 +92,9 @@ class Request(Protocol):
     input_embeds: object
     positional_embed_overrides: object
     cached_tokens: int
+    output_ids: Sequence[int]
+    is_retracted: bool
+    statecache_verified_tokens: int
     statecache_kv_tokens: int
     statecache_branch_point: int
     statecache_prefix: Prefix
@@ -99,6 +105,7 @@ class Request(Protocol):
     @property
     def output_ids_through_stop(self) -> Sequence[int]: ...
     def finished(self) -> bool: ...
+    def owned_kv_len(self) -> int: ...
 
 
 class PrefillAdder(Protocol):
@@ -124,6 +131,26 @@ class Scheduler(Protocol):
 
     req_to_token_pool: RequestPool
     max_total_num_tokens: int
+
+
+class VerifyResult(Protocol):
+    """What a verify step of speculative decoding found, for the requests of one batch."""
+
+    num_correct_drafts_per_req_cpu: Sequence[int]
+    num_non_draft_tokens_per_req: int
+    speculative_num_draft_tokens: int | None
+
+
+class DecodeBatch(Protocol):
+    """The requests of one step."""
+
+    reqs: Sequence[Request]
+
+
+class ResultProcessor(Protocol):
+    """What takes the results of a step into its requests."""
+
+    tree_cache: TreeCache
 
 
 class InvariantChecker(Protocol):

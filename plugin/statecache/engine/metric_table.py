@@ -37,6 +37,9 @@ class MetricKey(StrEnum):
     MISSED_BY_STATE_REQUESTS = "missed_by_state_requests"
     MISSED_BY_STATE_TOKENS = "missed_by_state_tokens"
     HEAD_WAITS = "head_waits"
+    DRAFT_TOKENS = "draft_tokens"
+    ACCEPTED_TOKENS = "accepted_tokens"
+    DRAFT_LOST_TOKENS = "draft_lost_tokens"
     EVICTIONS = "evictions"
     SKIPS = "skips"
     CHECKPOINT_STORES = "checkpoint_stores"
@@ -114,11 +117,18 @@ METRICS = (
         "counter",
         "Requests that waited for the state of a head that another one was computing",
     ),
+    Metric(MetricKey.DRAFT_TOKENS, "counter", "Tokens that a drafter proposed"),
+    Metric(MetricKey.ACCEPTED_TOKENS, "counter", "Of these, those that the model accepted"),
+    Metric(
+        MetricKey.DRAFT_LOST_TOKENS,
+        "counter",
+        "Tokens that could be reused without a drafter and cannot be with it",
+    ),
     Metric(MetricKey.EVICTIONS, "counter", "Cached states that were dropped", "reason"),
     Metric(
         MetricKey.SKIPS,
         "counter",
-        "States not cached or used: no slot, not finite, off a page",
+        "States not cached or used: no slot, not finite, off a page, past a stop",
         "reason",
     ),
     Metric(MetricKey.CHECKPOINT_STORES, "counter", "States stored in the checkpoint pool", "mode"),
