@@ -63,7 +63,7 @@ class HeadWaits:
 
 
 def _prompt(req: Request) -> Prompt:
-    return Prompt(req.origin_input_ids, (req.extra_key, req.cache_salt, req.lora_id))
+    return Prompt(req.origin_input_ids, scheduler.namespace_of(req))
 
 
 def _shares(req: Request) -> bool:

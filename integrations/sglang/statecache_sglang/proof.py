@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from statecache.checkpoint.proof import Prefix
 from statecache.engine.metrics import MetricKey
 from statecache.engine.verification import note_errors
-from statecache.index.keyed_index import TokenPrefixes
-from statecache_sglang.scheduler_side import namespace_of, scheduler_side_of
+from statecache_sglang.scheduler_side import prefix_of, scheduler_side_of
 from statecache_sglang.seams import slots as state_slots
 from statecache_sglang.seams import tree
 
@@ -83,9 +82,4 @@ def _checkpoints(cache: TreeCache) -> CheckpointSlots | None:
 
 
 def _prefix(req: Request, depth: int) -> Prefix:
-    known: Prefix | None = getattr(req, "statecache_prefix", None)
-    if known is None or known.depth != depth:
-        space = namespace_of(req.extra_key, req.cache_salt)
-        known = Prefix(TokenPrefixes.key(req.full_untruncated_fill_ids, depth, space), depth)
-        req.statecache_prefix = known
-    return known
+    return Prefix(prefix_of(req, depth).key, depth)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 
 from statecache.engine.faults import FaultBarrier, advisory
 from statecache.engine.metrics import EventCounters, MetricKey, Reporter
 from statecache.engine.settings import Settings
+from statecache.index.keyed_index import PrefixKey, TokenPrefixes
 from statecache_sglang.head_waits import HeadWaits
+from statecache_sglang.seams import scheduler as scheduler_seams
 from statecache_sglang.seams import slots as state_slots
 from statecache_sglang.state_registry import StateRegistry
 from statecache_sglang.views import (
@@ -30,8 +31,8 @@ __all__ = [
     "SchedulerSide",
     "is_prompt_end",
     "is_spare_insert",
-    "namespace_of",
     "note_queue",
+    "prefix_of",
     "scheduler_side_of",
 ]
 
@@ -76,7 +77,7 @@ class SchedulerSide:
             return
         tokens = req.full_untruncated_fill_ids
         end = state_slots.last_state_depth(cache, len(tokens))
-        namespace = namespace_of(req.extra_key, req.cache_salt, req.lora_id)
+        namespace = scheduler_seams.namespace_of(req)
         self.registry.on_prompt(tokens, namespace, req.last_node, [end] if end else [])
 
     @advisory
@@ -126,14 +127,14 @@ class SchedulerSide:
         """An insert puts the state of this node next, at `depth`; without one nothing is known."""
         if params is None or not self.registry.needs_prompts:
             return
-        key: RadixKey = params.key
-        self.registry.set_prefix(
-            state,
-            key.token_ids,
-            depth,
-            namespace_of(key.extra_key, key.cache_salt, getattr(params, "statecache_lora", None)),
-            end=is_prompt_end(params),
-        )
+        named = getattr(params, "statecache_prefix", None)
+        if named is None or named.depth != depth:
+            key: RadixKey = params.key
+            space = getattr(params, "statecache_namespace", None)
+            if space is None:
+                space = scheduler_seams.namespace(key.extra_key, key.cache_salt)
+            named = TokenPrefixes.prefix_key(key.token_ids, depth, space)
+        self.registry.set_prefix(state, named, end=is_prompt_end(params))
 
 
 def is_spare_insert(params: InsertParameters | None) -> bool:
@@ -161,17 +162,14 @@ def note_queue(
     return result
 
 
-def namespace_of(
-    extra_key: str | None, cache_salt: str | None, lora_id: str | None = None
-) -> bytes:
-    """Return what keeps the prefixes of one namespace apart from those of another.
-
-    SGLang 0.5.23 appends the adapter's id to `extra_key`: which part is whose, it alone tells.
-    """
-    if not extra_key and not cache_salt and not lora_id:
-        return b""
-    parts = (extra_key or "", cache_salt or "", lora_id or "")
-    return blake2b(repr(parts).encode(), digest_size=16).digest()
+def prefix_of(req: Request, depth: int) -> PrefixKey:
+    """Return the key of the first `depth` tokens of a request; the last one is kept with it."""
+    known: PrefixKey | None = getattr(req, "statecache_prefix", None)
+    if known is None or known.depth != depth:
+        space = scheduler_seams.namespace_of(req)
+        known = TokenPrefixes.prefix_key(req.full_untruncated_fill_ids, depth, space)
+        req.statecache_prefix = known
+    return known
 
 
 def is_prompt_end(params: InsertParameters) -> bool:

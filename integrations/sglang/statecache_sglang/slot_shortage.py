@@ -85,7 +85,7 @@ class SlotShortageMixin(MambaComponent):
         if length and length % self.cache.page_size:
             self._count("off_page")
             return 0
-        insert_params.statecache_lora = req.lora_id
+        insert_params.statecache_namespace = scheduler.namespace_of(req)
         insert_params.statecache_spare = spare
         insert_params.statecache_end = is_finished or token_ids_len >= len(req.origin_input_ids)
         stored = insert_params.mamba_value
@@ -96,6 +96,7 @@ class SlotShortageMixin(MambaComponent):
             return 0
         if stored is not None and length is not None:
             proof.record_store(self.cache, req, length)
+            insert_params.statecache_prefix = getattr(req, "statecache_prefix", None)
         return length
 
     def _has_room_for_spare(self) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from statecache.engine.metrics import EventCounters, MetricKey, learned_numbers
 from statecache.engine.settings import Settings
 from statecache.index.interface import EvictionIndex
-from statecache.index.keyed_index import GHOSTS, PrefixKeyedIndex, TokenPrefixes
+from statecache.index.keyed_index import GHOSTS, PrefixKey, PrefixKeyedIndex, TokenPrefixes
 from statecache.index.policies import find_policy, make_index
 
 __all__ = ["StateRegistry"]
@@ -85,12 +85,10 @@ class StateRegistry:
 
     # What happens to states.
 
-    def set_prefix(
-        self, state: int, tokens: Sequence[int], depth: int, namespace: bytes, *, end: bool
-    ) -> None:
-        """A state is put next: it ends the first `depth` of `tokens`, maybe a prompt."""
+    def set_prefix(self, state: int, prefix: PrefixKey, *, end: bool) -> None:
+        """A state is put next: it ends this prefix, maybe a prompt."""
         if self._keyed is not None:
-            self._keyed.name(state, self._prefixes.note(tokens, depth, namespace), end=end)
+            self._keyed.name(state, self._prefixes.note_key(prefix), end=end)
 
     def put(
         self,

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from statecache.checkpoint.proof import Prefix
+from statecache.index.keyed_index import PrefixKey
 from statecache_sglang.pool_views import Checkpoints, RequestPool, Tensor
 
 
@@ -67,7 +68,7 @@ class Request(Protocol):
     `statecache_branch_point`: how far it was when the request was admitted, with that admission.
     `statecache_ends`: where its chunks are made to end.
     `statecache_uncut_end`: where the last chunk that was cut would have ended.
-    `statecache_prefix`: what the state is of that it was last matched with, or that it left.
+    `statecache_prefix`: the key of what it was last matched with, or left a state of.
     `statecache_compared`: the node, and that prefix, whose bytes were compared last for it.
     `statecache_verified_tokens`: of how many tokens its state is since its last verify step.
     """
@@ -97,7 +98,7 @@ class Request(Protocol):
     statecache_verified_tokens: int
     statecache_kv_tokens: int
     statecache_branch_point: int
-    statecache_prefix: Prefix
+    statecache_prefix: PrefixKey
     statecache_compared: tuple[int, Prefix]
     statecache_ends: set[int]
     statecache_uncut_end: int
@@ -215,13 +216,15 @@ class InsertParameters(Protocol):
     """A prefix that is cached, with the slot of the state at its end.
 
     `statecache_end`: whether it is the end of a prompt or of a request, and not of a chunk.
-    `statecache_spare`: whether its state is the first to go. `statecache_lora`: the adapter.
+    `statecache_spare`: whether its state is the first to go. `statecache_namespace`: the
+    name of its namespace. `statecache_prefix`: its key, if it was hashed before.
     """
 
     key: RadixKey
     mamba_value: Tensor | None
     statecache_end: bool
-    statecache_lora: str | None
+    statecache_namespace: bytes
+    statecache_prefix: PrefixKey | None
     statecache_spare: bool
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 from statecache._index import CostModel
 from statecache.index.policies import GHOSTS, make_index
 
-__all__ = ["GHOSTS", "LruKeySet", "PrefixKeyedIndex", "TokenPrefixes", "key_of"]
+__all__ = ["GHOSTS", "LruKeySet", "PrefixKey", "PrefixKeyedIndex", "TokenPrefixes", "key_of"]
 
 _STRIDE = 256  # tokens between two places where prefixes are looked for
 _TOKEN_BYTES = 8
@@ -178,6 +179,14 @@ class LruKeySet:
         return len(self._keys)
 
 
+class PrefixKey(NamedTuple):
+    """The key of the first `depth` tokens, and that of the whole strides before the last one."""
+
+    depth: int
+    key: int
+    stride: int
+
+
 class TokenPrefixes:
     """Keys of prefixes of tokens, and which prefixes of a prompt are known.
 
@@ -193,8 +202,17 @@ class TokenPrefixes:
     @staticmethod
     def key(tokens: Sequence[int], depth: int, space: bytes) -> int:
         """Return the key of the first `depth` tokens, an array of 8-byte integers."""
+        return TokenPrefixes.prefix_key(tokens, depth, space).key
+
+    @staticmethod
+    def prefix_key(tokens: Sequence[int], depth: int, space: bytes) -> PrefixKey:
+        """Return both keys of the first `depth` tokens, at least one; they are hashed once."""
         data = memoryview(tokens).cast("B")  # type: ignore[arg-type]
-        return key_of(blake2b(data[: depth * _TOKEN_BYTES], key=space, digest_size=8).digest())
+        whole = (depth - 1) // _STRIDE * _STRIDE * _TOKEN_BYTES
+        digest = blake2b(data[:whole], key=space, digest_size=8)
+        stride = key_of(digest.digest())
+        digest.update(data[whole : depth * _TOKEN_BYTES])
+        return PrefixKey(depth, key_of(digest.digest()), stride)
 
     def path(
         self, tokens: Sequence[int], space: bytes, offered: Sequence[int]
@@ -233,10 +251,12 @@ class TokenPrefixes:
 
     def note(self, tokens: Sequence[int], depth: int, space: bytes) -> int:
         """Return the key of the first `depth` tokens, known from now on."""
-        whole = (depth - 1) // _STRIDE * _STRIDE
-        key = self.key(tokens, depth, space)
-        self._note(key, self.key(tokens, whole, space), depth)
-        return key
+        return self.note_key(self.prefix_key(tokens, depth, space))
+
+    def note_key(self, prefix: PrefixKey) -> int:
+        """As `note`, of a prefix that was hashed before."""
+        self._note(prefix.key, prefix.stride, prefix.depth)
+        return prefix.key
 
     def _note(self, key: int, stride: int, depth: int) -> None:
         if key not in self._known:

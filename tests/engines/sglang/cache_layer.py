@@ -21,7 +21,7 @@ from statecache.checkpoint.proof import Prefix
 from statecache.engine.settings import Settings
 from statecache.index.keyed_index import TokenPrefixes
 from statecache_sglang.bench import cache_layer
-from statecache_sglang.scheduler_side import namespace_of
+from statecache_sglang.seams import scheduler as scheduler_seams
 
 FULL, MAMBA = ComponentType.FULL, ComponentType.MAMBA
 CORES = ("python", "rust")
@@ -140,7 +140,7 @@ class Traffic:
         """Write down what the state in a slot of the plugin's pool is of, as a store does."""
         records = getattr(self.requests.mamba_ckpt_pool, "records", None)
         if records is not None:
-            space = namespace_of(extra_key, cache_salt)
+            space = scheduler_seams.namespace(extra_key, cache_salt)
             key = TokenPrefixes.key(array("q", tokens), len(tokens), space)
             records.write(int(slot), Prefix(key, len(tokens)))
 
@@ -156,7 +156,7 @@ class Traffic:
         """Tell a policy that needs prompts, as the scheduler's admission does."""
         side = getattr(self.core, "scheduler_side", None)
         if side is not None:
-            namespace = namespace_of(extra_key, cache_salt)
+            namespace = scheduler_seams.namespace(extra_key, cache_salt)
             side.on_prompt(array("q", tokens), namespace, node, [len(tokens)])
 
     def hit(self, tokens, **namespace) -> int:

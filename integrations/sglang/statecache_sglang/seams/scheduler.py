@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from hashlib import blake2b
 
 from statecache.engine.metrics import Exporter, PrometheusClasses
 from statecache.trace.recorder import Ended
@@ -21,6 +23,8 @@ __all__ = [
     "go_on",
     "has_tokens",
     "is_first_rank",
+    "namespace",
+    "namespace_of",
     "no_more",
     "no_room",
     "state_pool",
@@ -55,17 +59,38 @@ def has_tokens(req: Request) -> bool:
     return req.input_embeds is None and req.positional_embed_overrides is None
 
 
+def namespace_of(req: Request) -> bytes:
+    """Return what keeps the prefixes of a `Req` apart from those of another namespace.
+
+    The one name of it: for points of `learned`, records of slots, shared heads and recordings.
+    """
+    return namespace(req.extra_key, req.cache_salt, req.lora_id)
+
+
+@lru_cache(maxsize=1024)
+def namespace(extra_key: str | None, cache_salt: str | None, lora_id: str | None = None) -> bytes:
+    """Return the name of a namespace, empty for the one without a key, a salt and an adapter.
+
+    SGLang 0.5.23 appends the adapter's id to `extra_key`, with nothing in between: which part is
+    whose, the id tells.
+    """
+    parts = (extra_key, cache_salt, lora_id)
+    if parts == (None, None, None):
+        return b""
+    return blake2b(repr(parts).encode(), digest_size=16).digest()
+
+
 def ended(req: Request, tokens: Sequence[int]) -> Ended:
     """Return what is recorded of a `Req` that came with `tokens`.
 
-    Placeholders of images already have numbers that tell images apart. The adapter's id is part of
-    `extra_key`, without anything between the two: it is named by itself, too.
+    Placeholders of images already have numbers that tell images apart.
     """
+    space = namespace_of(req)
     session = req.session.session_id if req.session is not None else req.session_id
     return Ended(
         tokens,
         len(req.output_ids_through_stop),
-        (req.extra_key, req.cache_salt, *((req.lora_id,) if req.lora_id else ())),
+        (space.hex(),) if space else (),
         (),
         session,
         req.cached_tokens,
