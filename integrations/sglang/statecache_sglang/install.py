@@ -114,6 +114,7 @@ def check_seams(settings: Settings) -> None:
         version,
         used,
         seam_table.TESTED,
+        package="sglang",
         strict=settings.strict,
         log=_log,
         views=seam_table.VIEWS,

@@ -131,9 +131,9 @@ class SlotShortageMixin(MambaComponent):
         if slot is not None and self.int8_ckpt_pool is not None:
             self.int8_ckpt_pool.free(slot)
 
-    def _alloc_mamba_slot(self, req: Request | None = None) -> Tensor:
+    def _alloc_mamba_slot(self, *req: Request) -> Tensor:
         slot, self._reserved = self._reserved, None
-        return super()._alloc_mamba_slot(req) if slot is None else slot
+        return super()._alloc_mamba_slot(*req) if slot is None else slot
 
     def _alloc_int8_ckpt_slot(self) -> Tensor:
         slot, self._reserved_checkpoint = self._reserved_checkpoint, None

@@ -161,7 +161,7 @@ class IndexedMambaComponent(SlotShortageMixin):
         return self._side.registry.next_victim(self._is_locked)
 
     def _evict_device_next_node(
-        self, tracker: Tracker, device_frees: Frees, host_frees: Frees, cache_actions: list[object]
+        self, tracker: Tracker, device_frees: Frees, host_frees: Frees, **actions: list[object]
     ) -> object:
         manages = self.faults is not None and self.faults.active
         if manages and tracker[_MAMBA] >= self._evict_device_request_cnt:
@@ -169,13 +169,13 @@ class IndexedMambaComponent(SlotShortageMixin):
         victim = self._choose_victim()
         if victim is None:
             # No index, or it is silent: SGLang's own walk, which knows best what is left.
-            return super()._evict_device_next_node(tracker, device_frees, host_frees, cache_actions)
+            return super()._evict_device_next_node(tracker, device_frees, host_frees, **actions)
         if tree.is_evictable_device_leaf(self.tree_core, victim):
             return victim
         if tree.wants_backup(self.tree_core, victim):
             return tree.backup_request(victim)  # and `finish_mamba_state_eviction` drops it
         tree.drop_inner_state(
-            self.tree_core, self, victim, tracker, device_frees, host_frees, cache_actions
+            self.tree_core, self, victim, tracker, device_frees, host_frees, **actions
         )
         return None
 

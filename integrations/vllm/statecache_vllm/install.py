@@ -88,6 +88,7 @@ def check_seams(settings: Settings) -> None:
         version,
         seam_table.SEAMS,
         seam_table.TESTED,
+        package="vllm",
         strict=settings.strict,
         log=_log,
         views=seam_table.VIEWS,

@@ -11,7 +11,9 @@ import typer
 from rich.console import Console
 
 from statecache.cli.output import check_output, whole_file
+from statecache.engine.seams import is_broken
 from statecache.engine.spec import engine_named, engines
+from statecache.engine.versions import pip_line
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.tools.doctor import Report, examine
 from statecache.tools.http_client import ServerAddress
@@ -76,10 +78,17 @@ def _lines(report: Report, *, all_seams: bool) -> list[str]:
 
 
 def _verdict(report: Report) -> str:
+    known = engines()
     if report.works:
+        new = [
+            f"{known[name].title} {found.version}"
+            for name, found in report.engines.items()
+            if found.version not in found.tested
+        ]
+        if new:
+            return f"It should work; {' and '.join(new)} was not tested."
         return "It would work."
     problems = [finding.about for finding in report.findings if finding.level == "problem"]
-    known = engines()
     # What is of some engines alone: themselves, and the extensions they need.
     concerned = {
         name: [spec for spec in known.values() if name == spec.name or name in spec.extensions]
@@ -90,8 +99,18 @@ def _verdict(report: Report) -> str:
     if fine and all(concerned.values()):
         broken = " and ".join(titles.values())
         alone = f"--engine {fine[0]} looks at {known[fine[0]].title} alone"
-        return f"It would not work in {broken}: {len(problems)} above ({alone})."
-    return f"It would not work: {len(problems)} above."
+        return f"It would not work in {broken}: {len(problems)} above ({alone}).{_cure(report)}"
+    return f"It would not work: {len(problems)} above.{_cure(report)}"
+
+
+def _cure(report: Report) -> str:
+    """Say how to get a tested version of each engine that has parts that moved."""
+    lines = [
+        pip_line(name, found.tested)
+        for name, found in report.engines.items()
+        if any(map(is_broken, found.seams.values())) and found.version not in found.tested
+    ]
+    return f" A tested version: {', '.join(lines)}" if lines else ""
 
 
 def main() -> int:

@@ -17,8 +17,9 @@ from typing import Any
 
 from statecache.engine.patching import original_function
 from statecache.engine.settings_schema import flag_of
+from statecache.engine.versions import describe_broken
 from statecache.engine.views import View, is_listed, lacking, off, probe_views, what_is_off
-from statecache.errors import SeamError, group_by_reason
+from statecache.errors import SeamError
 
 __all__ = [
     "Seam",
@@ -227,26 +228,26 @@ def check(
     seams: Sequence[Seam],
     tested: Sequence[str],
     *,
+    package: str,
     strict: bool,
     log: logging.Logger,
     views: Sequence[View] = (),
 ) -> Mapping[str, str]:
     """Raise `SeamError` unless every seam is in place; warn about a version that is not `tested`.
 
-    With `strict` that raises too. `engine` is the name for people. Returns the features that are
-    off for want of an optional seam, each with the reason, which is a line in the log.
+    With `strict` that raises too. `engine` is the name for people, `package` that for pip. Returns
+    the features that are off for want of an optional seam, each with the reason, which is a line in
+    the log.
     """
     states = probe(seams, views)
     broken = [(name, state) for name, state in states if is_broken(state)]
     if broken:
-        reasons = group_by_reason(broken, "statecache doctor --seams")
-        said = "; ".join(f"{names}: {state}" for state, names in reasons)
-        raise SeamError(f"{engine} {version} does not fit: {said}")
+        raise SeamError(describe_broken(engine, package, version, tested, broken, len(states)))
     if version not in tested:
         what = f"{engine} {version} was not tested (tested: {', '.join(tested)})"
         if strict:
             raise SeamError(f"{what} and {flag_of('strict')} is on")
-        log.warning("statecache: %s; every seam is in place, going on", what)
+        log.warning("statecache: %s; no difference was found, going on", what)
     without = features_off(states)
     for feature, reason in without.items():
         log.warning("statecache: without %s in %s %s: %s", feature, engine, version, reason)

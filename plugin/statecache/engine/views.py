@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import dis
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, Protocol
 
@@ -111,9 +111,15 @@ def _is_member(name: str, value: object) -> bool:
 def is_listed(name: str, bases: Iterable[type]) -> bool:
     """Whether one of these classes defines or lists an attribute."""
     return any(
-        name in vars(base) or any(name in (vars(base).get(attribute) or ()) for attribute in _LISTS)
+        name in vars(base) or any(name in _list_of(base, attribute) for attribute in _LISTS)
         for base in bases
     )
+
+
+def _list_of(base: type, attribute: str) -> Collection[str]:
+    """Return a list of names of a class; none where its metaclass has a descriptor in its place."""
+    found = vars(base).get(attribute)
+    return found if isinstance(found, Collection) else ()
 
 
 def _codes_of(value: Any) -> Iterator[CodeType]:

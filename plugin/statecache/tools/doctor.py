@@ -9,25 +9,23 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import entry_points, version
-from typing import TypeVar
 
 import msgspec
 
 from statecache.engine.seams import features_off, is_broken
 from statecache.engine.spec import EngineSpec, engines
-from statecache.errors import escape_control_chars, group_by_reason
+from statecache.errors import group_by_reason
 from statecache.tools.doctor_child import EngineFound, ExtensionFound, TorchFound
+from statecache.tools.doctor_look import LookError, look
 from statecache.tools.doctor_server import look_at_server
 
-__all__ = ["Finding", "Report", "examine"]
+__all__ = ["Finding", "Report", "examine", "judge_engine"]
 
-_SECONDS = 300
 _PLUGIN = "statecache"  # as the engines know it
-_Found = TypeVar("_Found")
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -48,10 +46,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding]
     torch: TorchFound | None
     engines: dict[str, EngineFound]
-
-
-class _LookError(Exception):
-    """A look did not come to an end; the message is one line."""
 
 
 def examine(
@@ -77,11 +71,15 @@ def examine(
     elif server is not None and server.engine in engines():
         known = [engines()[server.engine]]
     present = [spec for spec in known if _is_installed(spec)]
-    for spec in present if engine is None else known:
-        step(spec.title)
-        for name, what in spec.extensions.items():
-            findings.append(_of_extension(name, what))
-        findings += _of_engine(spec, seen)
+    asked = present if engine is None else known
+    step(" and ".join(spec.title for spec in asked))
+    # An import of an engine keeps a core busy, and its threads another one.
+    with ThreadPoolExecutor(max(len(os.sched_getaffinity(0)) // 2, 1)) as pool:
+        looks = {spec.name: pool.submit(look, spec.name, EngineFound) for spec in present}
+        for spec in asked:
+            for name, what in spec.extensions.items():
+                findings.append(_of_extension(name, what))
+            findings += _of_engine(spec, looks.get(spec.name), seen)
     if not present and engine is None:
         titles = " and no ".join(spec.title for spec in known)
         level = "problem" if url is None else "note"
@@ -98,28 +96,10 @@ def examine(
     )
 
 
-def _look(what: str, kind: type[_Found]) -> _Found:
-    """Have `doctor_child` look at something. Raises `_LookError`."""
-    command = [sys.executable, "-P", "-m", "statecache.tools.doctor_child", what]
-    try:
-        done = subprocess.run(  # noqa: S603 - this Python
-            command, capture_output=True, timeout=_SECONDS, check=False, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        raise _LookError(f"no answer within {_SECONDS} s") from None
-    if done.returncode == 0:
-        return msgspec.json.decode(done.stdout, type=kind)
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    reason = escape_control_chars(lines[-1].strip()) if lines else "no word on stderr"
-    if done.returncode < 0:
-        raise _LookError(f"crashed with signal {-done.returncode} ({reason})")
-    raise _LookError(reason)
-
-
 def _of_extension(about: str, what: str) -> Finding:
     try:
-        found = _look(about, ExtensionFound)
-    except _LookError as error:
+        found = look(about, ExtensionFound)
+    except LookError as error:
         advice = "reinstall statecache with pip in this Python"
         return Finding(about, "problem", f"{what} does not load: {error}: {advice}")
     return Finding(about, "ok", f"{what} works ({found.file})")
@@ -146,8 +126,8 @@ def _of_torch() -> tuple[TorchFound | None, list[Finding]]:
         text = "torch is not installed: replay and the index work, checkpoint pools do not"
         return None, [Finding("torch", "note", text)]
     try:
-        found = _look("torch", TorchFound)
-    except _LookError as error:
+        found = look("torch", TorchFound)
+    except LookError as error:
         return None, [Finding("torch", "problem", f"torch does not load: {error}")]
     cuda = f"CUDA {found.cuda}" if found.cuda else "without CUDA"
     gpus = [f"{name} ({c})" for name, c in zip(found.devices, found.capabilities, strict=True)]
@@ -177,9 +157,11 @@ def _is_installed(spec: EngineSpec) -> bool:
     return importlib.util.find_spec(spec.name) is not None
 
 
-def _of_engine(spec: EngineSpec, seen: dict[str, EngineFound]) -> Iterator[Finding]:
+def _of_engine(
+    spec: EngineSpec, found: Future[EngineFound] | None, seen: dict[str, EngineFound]
+) -> Iterator[Finding]:
     name, title, variable = spec.name, spec.title, spec.disable_variable
-    if not _is_installed(spec):
+    if found is None:
         yield Finding(name, "problem", f"{title} is not installed in {sys.executable}")
         return
     if all(entry.name != _PLUGIN for entry in entry_points(group=spec.plugin_group)):
@@ -188,21 +170,31 @@ def _of_engine(spec: EngineSpec, seen: dict[str, EngineFound]) -> Iterator[Findi
     if chosen is not None and _PLUGIN not in chosen.split(","):
         yield Finding(name, "problem", f"{variable}={chosen} keeps {title} from loading it")
     try:
-        found = seen[name] = _look(name, EngineFound)
-    except _LookError as error:
+        seen[name] = found.result()
+    except LookError as error:
         yield Finding(name, "problem", f"the seams of {title} cannot be looked at: {error}")
-        return
+    else:
+        yield from judge_engine(spec, seen[name])
+
+
+def judge_engine(spec: EngineSpec, found: EngineFound) -> Iterator[Finding]:
+    """Yield what is to be said of an engine that was looked at."""
+    name, title = spec.name, f"{spec.title} {found.version}"
     broken = [(seam, state) for seam, state in found.seams.items() if is_broken(state)]
     for state, those in group_by_reason(broken, "--seams"):
         yield Finding(name, "problem", f"{state}: {those}")
-    for feature, reason in features_off([*found.seams.items()]).items():
-        yield Finding(name, "note", f"{title} {found.version} works without {feature}: {reason}")
-    in_place = sum(state == "ok" for state in found.seams.values())
-    text = f"{title} {found.version}: {in_place} of {len(found.seams)} seams are in place"
+    without = features_off([*found.seams.items()])
+    for feature, reason in without.items():
+        yield Finding(name, "note", f"{title} works without {feature}: {reason}")
+    total = len(found.seams)
+    text = f"{title}: {sum(state == 'ok' for state in found.seams.values())} of {total} seams are"
+    text += " in place"
     if found.version in found.tested:
         level = "note" if broken else "ok"  # the problems are said above
         yield Finding(name, level, f"{text}; a tested version")
         return
+    if not broken and not without:
+        text = f"{title}: no difference was found in {total} seams"
     strict = os.environ.get("STATECACHE_STRICT") == "1"
     tested = f"not a tested version (tested: {', '.join(found.tested)})"
     yield Finding(name, "problem" if strict else "note", f"{text}; {tested}")

@@ -1,7 +1,7 @@
 """What `statecache doctor` has looked at in processes of their own, which may crash.
 
-`python -m statecache.tools.doctor_child WHAT` writes one line of JSON to stdout; whatever a module
-that is imported prints goes to stderr.
+`python -m statecache.tools.doctor_child WHAT SECONDS` writes one line of JSON to stdout; whatever a
+module that is imported prints goes to stderr. It may use so many seconds of CPU.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import resource
+import signal
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 __all__ = ["EngineFound", "ExtensionFound", "TorchFound", "main"]
+
+_GRACE_SECONDS = 10  # for what does not come back to Python
 
 
 class ExtensionFound(msgspec.Struct, frozen=True):
@@ -106,8 +110,9 @@ def _engine(name: str) -> EngineFound:
     return EngineFound(spec.version(), list(spec.tested_versions), states)
 
 
-def main(what: str) -> int:
+def main(what: str, seconds: str) -> int:
     """Look at "index", "blocks", "torch" or an engine; a failure is the last line of stderr."""
+    _limit_cpu(int(seconds))
     out = os.dup(1)
     os.dup2(2, 1)
     looks = {"index": _index, "blocks": _blocks, "torch": _torch}
@@ -118,5 +123,17 @@ def main(what: str) -> int:
     os._exit(0)
 
 
+def _limit_cpu(seconds: int) -> None:
+    def stop(_signal: int, _frame: object) -> NoReturn:
+        sys.stderr.write(f"\nno answer within {seconds} s of CPU\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+    allowed = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    if allowed == resource.RLIM_INFINITY or allowed > seconds + _GRACE_SECONDS:
+        signal.signal(signal.SIGXCPU, stop)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + _GRACE_SECONDS))
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

@@ -71,7 +71,9 @@ def test_a_seam_that_changed_stops_with_one_line(monkeypatch, model, seam, state
     with pytest.raises(SystemExit) as stopped:
         engine_args.create_engine_config()
     line = str(stopped.value)
-    assert line.startswith(f"statecache: vLLM {seams.engine_version()} does not fit: ")
+    assert line.startswith(
+        f"statecache: vLLM {seams.engine_version()} does not fit (a tested version): of "
+    )
     assert line.endswith(f"{seam.module}.{seam.path}: {state}")
     assert "\n" not in line
     assert engine_args.kv_transfer_config is None

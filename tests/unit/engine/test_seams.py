@@ -140,7 +140,7 @@ def test_what_is_optional_turns_one_feature_off_with_a_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     views = [View(Queue, "an_engine:Manager", optional="extras")]
-    missing = check("X", "2.0", OPTIONAL, ["2.0"], strict=True, log=LOG, views=views)
+    missing = check("X", "2.0", OPTIONAL, ["2.0"], package="x", strict=True, log=LOG, views=views)
     assert missing == {
         "recording": "an_engine.Manager.record: missing",
         "extras": "an_engine.Manager.extra: missing",
@@ -206,7 +206,7 @@ def plant(engine: Any, what: str) -> None:
 
 
 def test_nothing_is_said_of_what_is_in_place(engine: Any) -> None:
-    assert check("X", "2.0", TABLE, ["2.0"], strict=True, log=LOG) == {}
+    assert check("X", "2.0", TABLE, ["2.0"], package="x", strict=True, log=LOG) == {}
     assert engine.Manager.look_up is Manager.look_up
 
 
@@ -215,5 +215,6 @@ def test_a_planted_change_stops_with_one_line(engine: Any, what: str) -> None:
     plant(engine, what)
     place, said = PLANTED[what]
     with pytest.raises(SeamError) as caught:
-        check("X", "2.0", TABLE, ["2.0"], strict=False, log=LOG)
-    assert str(caught.value) == f"X 2.0 does not fit: an_engine.{place}: {said}"
+        check("X", "2.0", TABLE, ["2.0"], package="x", strict=False, log=LOG)
+    stopped = f"of {len(TABLE)} seams 1 is not in place: an_engine.{place}: {said}"
+    assert str(caught.value) == f"X 2.0 does not fit (a tested version): {stopped}"

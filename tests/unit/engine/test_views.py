@@ -91,6 +91,14 @@ class Struct(msgspec.Struct):
         return 1
 
 
+class ShortStruct(msgspec.Struct):
+    block_id: int
+    ref_cnt: int
+    is_null: bool = False
+    reset: Any = None
+    __len__ = None
+
+
 class Row(NamedTuple):
     block_id: int
     ref_cnt: int
@@ -106,7 +114,7 @@ def put_hash(block: Any) -> None:
 @pytest.fixture
 def engine() -> Iterator[Any]:
     module: Any = types.ModuleType("an_engine")
-    for item in (Assigned, Hashed, Slots, Record, Struct, Row, put_hash):
+    for item in (Assigned, Hashed, Slots, Record, Struct, ShortStruct, Row, put_hash):
         setattr(module, item.__name__, item)
     sys.modules["an_engine"] = module
     yield module
@@ -128,6 +136,12 @@ def test_an_attribute_is_found_however_a_class_comes_by_it(name: str) -> None:
 @pytest.mark.usefixtures("engine")
 def test_what_a_method_puts_on_another_object_is_not_its_own() -> None:
     assert View(HashedBlock, "an_engine:Assigned").missing() == ["block_hash"]
+
+
+@pytest.mark.usefixtures("engine")
+def test_a_field_that_a_struct_does_not_have_is_missing() -> None:
+    """The base class of structs has a descriptor where other classes list their fields."""
+    assert View(HashedBlock, "an_engine:ShortStruct").missing() == ["block_hash"]
 
 
 @pytest.mark.usefixtures("engine")

@@ -144,11 +144,38 @@ def test_what_stops_a_server_names_a_reason_once_and_three_of_its_seams() -> Non
     seams = [Seam("textwrap", name) for name in "abcde"]
     seams.append(Seam("textwrap", "dedent", ("words",)))
     with pytest.raises(SeamError) as caught:
-        check("X", "2.0", seams, ["2.0"], strict=False, log=logging.getLogger("statecache.test"))
+        checked(seams)
     assert str(caught.value) == (
-        "X 2.0 does not fit: textwrap.a, textwrap.b, textwrap.c and 2 more"
-        " (statecache doctor --seams): missing; textwrap.dedent: moved (takes text)"
+        "X 2.0 does not fit (tested: 1.9, 1.10: pip install 'x==1.10'): of 6 seams 6 are not in"
+        " place: textwrap.a, textwrap.b, textwrap.c and 2 more"
+        " (statecache doctor --engine x --seams): missing; textwrap.dedent: moved (takes text)"
     )
+
+
+def checked(seams: list[Seam]) -> None:
+    log = logging.getLogger("statecache.test")
+    check("X", "2.0", seams, ["1.9", "1.10"], package="x", strict=False, log=log)
+
+
+def test_seams_that_moved_each_in_its_own_way_are_named_together() -> None:
+    seams = [Seam("textwrap", name, ("words",)) for name in ("dedent", "indent")]
+    with pytest.raises(SeamError) as caught:
+        checked([*seams, Seam("textwrap", "fill")])
+    assert str(caught.value).endswith(
+        "of 3 seams 2 are not in place: textwrap.dedent, textwrap.indent: moved"
+    )
+    with pytest.raises(SeamError) as caught:
+        checked(seams[:1])
+    assert str(caught.value).endswith(
+        "of 1 seams 1 is not in place: textwrap.dedent: moved (takes text)"
+    )
+
+
+def test_it_ends_with_the_version_to_install(tmp_path: Path) -> None:
+    """Not where the version is a tested one: then something else is wrong with it."""
+    done = doctor("--engine", "vllm", path=with_engine(tmp_path, "0.33.1"))
+    cure = "A tested version: pip install 'vllm==0.32.0'\n"
+    assert done.stdout.endswith(f"It would not work: 3 above. {cure}")
 
 
 @pytest.fixture
@@ -206,10 +233,12 @@ def test_seams_in_place_on_an_untested_version_are_a_note_and_strict_a_problem(
     tmp_path: Path,
 ) -> None:
     path = with_engine(tmp_path, "0.33.1", "Seam(MODULE, 'Pool.touch', ('self', 'blocks')),")
-    text = "vLLM 0.33.1: 1 of 1 seams are in place; not a tested version (tested: 0.32.0)"
+    text = "vLLM 0.33.1: no difference was found in 1 seams; not a tested version (tested: 0.32.0)"
     done = doctor("--engine", "vllm", "--json", "-", path=path)
     assert done.returncode == 0
     assert findings(done)["vllm"] == ("note", text)
+    verdict = "It should work; vLLM 0.33.1 was not tested.\n"
+    assert doctor("--engine", "vllm", path=path).stdout.endswith(verdict)
     strict = doctor("--engine", "vllm", "--json", "-", path=path, STATECACHE_STRICT="1")
     assert strict.returncode == 1
     assert findings(strict)["vllm"] == ("problem", text)

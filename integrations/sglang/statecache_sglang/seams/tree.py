@@ -105,21 +105,20 @@ def drop_inner_state(
     tracker: Tracker,
     device_frees: Frees,
     host_frees: Frees,
-    cache_actions: list[object],
+    **actions: list[object],
 ) -> None:
     """Drop the device state of an inner node of the Python core; its KV stays.
 
-    The two calls that `MambaComponent._evict_device_next_node` of SGLang 0.5.23 makes.
+    The two calls that `MambaComponent._evict_device_next_node` of SGLang makes. `actions`: where
+    the walk is given a list `cache_actions`, as since 0.5.23.
     """
     node = core.node_by_id(node_id)
-    sinks = {"device_frees": device_frees, "host_frees": host_frees}
+    sinks = {"device_frees": device_frees, "host_frees": host_frees, **actions}
     layer = load(at.COMPONENTS).EvictLayer.DEVICE
     core._evict_component_and_detach_lru(  # noqa: SLF001
-        node, component, target=layer, tracker=tracker, cache_actions=cache_actions, **sinks
+        node, component, target=layer, tracker=tracker, **sinks
     )
-    core._cascade_evict(  # noqa: SLF001
-        node, component, tracker, cache_actions=cache_actions, **sinks
-    )
+    core._cascade_evict(node, component, tracker, **sinks)  # noqa: SLF001
 
 
 def no_step() -> WalkStep:
