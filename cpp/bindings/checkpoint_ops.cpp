@@ -9,18 +9,22 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "statecache/checkpoint_copy.h"
 
-// Only torch's stable ABI is used: one binary serves every torch from 2.13 on, with and without
-// CUDA. Schemas and meaning: plugin/statecache/checkpoint_copies.py.
+// Only torch's stable ABI is used: one binary serves every torch from the one it is built for on,
+// with and without CUDA. Schemas and meaning: plugin/statecache/checkpoint/ops.py.
 
 namespace {
 
 using statecache::CheckpointCopy;
 using statecache::kMaxLayers;
+using statecache::kMaxRowLayers;
+using statecache::kMaxRowShapes;
 using statecache::RowCopy;
+using statecache::RowShape;
 using statecache::StateType;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -32,6 +36,10 @@ int64_t bytes_of(const Tensor& tensor, int64_t elements) {
 
 std::byte* address(const Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
+bool on_one_device(const Tensor& a, const Tensor& b) {
+  return a.is_cpu() == b.is_cpu() && a.get_device_index() == b.get_device_index();
+}
+
 // Layers of one kind of state: one tensor with a layer dimension, or a tensor for each layer.
 class Layers {
  public:
@@ -40,8 +48,7 @@ class Layers {
     for (const Tensor& tensor : tensors) {
       STD_TORCH_CHECK(tensor.dim() == first().dim() &&
                           tensor.scalar_type() == first().scalar_type() &&
-                          tensor.is_cpu() == first().is_cpu() &&
-                          tensor.get_device_index() == first().get_device_index(),
+                          on_one_device(tensor, first()),
                       "statecache: layers differ in shape, type or device");
       for (int64_t d = 0; d < tensor.dim(); ++d) {
         STD_TORCH_CHECK(tensor.size(d) == first().size(d) && tensor.stride(d) == first().stride(d),
@@ -63,10 +70,6 @@ class Layers {
   int64_t stride(int64_t d) const { return first().stride(d + (stacked_ ? 1 : 0)); }
   int64_t stride_bytes(int64_t d) const { return bytes_of(first(), stride(d)); }
   int64_t dim() const { return first().dim() - (stacked_ ? 1 : 0); }
-  bool on_same_device(const Tensor& other) const {
-    return other.is_cpu() == first().is_cpu() &&
-           other.get_device_index() == first().get_device_index();
-  }
 
  private:
   const Tensors& tensors_;
@@ -80,13 +83,21 @@ Layers temporal_layers(const Tensors& tensors) {
   return layers;
 }
 
-const int64_t* slot_list(const Layers& state, const Tensor& slots, int64_t listed) {
+const int64_t* slot_list(const Tensor& state, const Tensor& slots, int64_t listed) {
   STD_TORCH_CHECK(slots.dim() == 1 && slots.scalar_type() == ScalarType::Long &&
                       slots.is_contiguous() && slots.numel() == listed,
                   "statecache: slots must be two int64 vectors of one length");
-  STD_TORCH_CHECK(state.on_same_device(slots), "statecache: slots lie on another device");
+  STD_TORCH_CHECK(on_one_device(state, slots), "statecache: slots lie on another device");
   STD_TORCH_CHECK(listed <= 65535, "statecache: at most 65535 slots in one call");
   return static_cast<const int64_t*>(slots.data_ptr());
+}
+
+int32_t* checked_report(const Tensor& state, const Tensor& report, int64_t listed) {
+  STD_TORCH_CHECK(report.dim() == 1 && report.scalar_type() == ScalarType::Int &&
+                      report.is_contiguous() && report.numel() == listed &&
+                      on_one_device(state, report),
+                  "statecache: the report must be an int32 vector, one entry a listed slot");
+  return static_cast<int32_t*>(report.data_ptr());
 }
 
 CheckpointCopy describe(const Layers& active, const Tensor& quantized, const Tensor& scale,
@@ -117,7 +128,7 @@ CheckpointCopy describe(const Layers& active, const Tensor& quantized, const Ten
           scale.size(2) == heads && scale.size(3) == 1 && scale.size(4) == d_k &&
           scale.stride(4) == 1,
       "statecache: the scales do not fit the states (bfloat16 for bfloat16, else float32)");
-  STD_TORCH_CHECK(active.on_same_device(quantized) && active.on_same_device(scale),
+  STD_TORCH_CHECK(on_one_device(active.first(), quantized) && on_one_device(active.first(), scale),
                   "statecache: the pools lie on different devices");
 
   CheckpointCopy copy{};
@@ -132,8 +143,8 @@ CheckpointCopy describe(const Layers& active, const Tensor& quantized, const Ten
   copy.scale_head_stride = bytes_of(scale, scale.stride(2));
   copy.checkpoint_slot_count = quantized.size(1);
   const int64_t listed = active_slots.numel();
-  copy.active_slots = slot_list(active, active_slots, listed);
-  copy.checkpoint_slots = slot_list(active, slots, listed);
+  copy.active_slots = slot_list(active.first(), active_slots, listed);
+  copy.checkpoint_slots = slot_list(active.first(), slots, listed);
   copy.listed = static_cast<int32_t>(listed);
   copy.heads = static_cast<int32_t>(heads);
   copy.d_v = static_cast<int32_t>(d_v);
@@ -165,11 +176,7 @@ void store(const Tensors& active_tensors, const Tensor& quantized, const Tensor&
            const Launch& launch) {
   const Layers active = temporal_layers(active_tensors);
   CheckpointCopy copy = describe(active, quantized, scale, active_slots, slots);
-  STD_TORCH_CHECK(report.dim() == 1 && report.scalar_type() == ScalarType::Int &&
-                      report.is_contiguous() && report.numel() == copy.listed &&
-                      active.on_same_device(report),
-                  "statecache: the report must be an int32 vector, one entry a listed slot");
-  copy.report = static_cast<int32_t*>(report.data_ptr());
+  copy.report = checked_report(active.first(), report, copy.listed);
   for_layers(copy, active, quantized, scale, launch);
 }
 
@@ -181,49 +188,117 @@ void load(const Tensor& quantized, const Tensor& scale, const Tensors& active_te
              launch);
 }
 
-template <typename Launch>
-void move(const Tensor& source_tensor, const Tensor& target_tensor, const Tensor& source_slots,
-          const Tensor& target_slots, int64_t slot_dim, const Launch& launch) {
+// One tensor of rows: slots in front, or behind the layers.
+class Rows {
+ public:
+  Rows(const Tensor& tensor, int64_t slot_dim) : tensor_(tensor), slot_dim_(slot_dim) {}
+
+  int64_t layers() const { return slot_dim_ == 1 ? tensor_.size(0) : 1; }
+  int64_t slots() const { return tensor_.size(slot_dim_); }
+  int64_t slot_stride() const { return bytes_of(tensor_, tensor_.stride(slot_dim_)); }
+  std::byte* layer(int64_t index) const {
+    return address(tensor_) + (slot_dim_ == 1 ? bytes_of(tensor_, index * tensor_.stride(0)) : 0);
+  }
+
+ private:
+  const Tensor& tensor_;
+  int64_t slot_dim_;
+};
+
+// Bytes of a row of both tensors.
+int64_t checked_row(const Tensor& source, const Tensor& target, int64_t slot_dim) {
   STD_TORCH_CHECK(slot_dim == 0 || slot_dim == 1, "statecache: slots are dimension 0 or 1");
-  const Tensors sources{source_tensor};
-  const Tensors targets{target_tensor};
-  const Layers source(sources, slot_dim == 1);
-  const Layers target(targets, slot_dim == 1);
-  STD_TORCH_CHECK(source_tensor.dim() == target_tensor.dim() && source.dim() >= 1 &&
-                      source_tensor.scalar_type() == target_tensor.scalar_type() &&
-                      source.on_same_device(target_tensor),
+  const int64_t dims = source.dim();
+  STD_TORCH_CHECK(dims == target.dim() && dims > slot_dim &&
+                      source.scalar_type() == target.scalar_type() && on_one_device(source, target),
                   "statecache: source and target differ in shape, type or device");
   int64_t row = 1;
-  for (int64_t d = source.dim() - 1; d > 0; --d) {
-    STD_TORCH_CHECK(source.size(d) == target.size(d), "statecache: rows differ in shape");
-    STD_TORCH_CHECK(source.size(d) == 1 || (source.stride(d) == row && target.stride(d) == row),
+  for (int64_t d = dims - 1; d > slot_dim; --d) {
+    const int64_t size = source.size(d);
+    STD_TORCH_CHECK(size == target.size(d), "statecache: rows differ in shape");
+    STD_TORCH_CHECK(size == 1 || (source.stride(d) == row && target.stride(d) == row),
                     "statecache: a row must be without gaps");
-    row *= source.size(d);
+    row *= size;
   }
-  const int64_t layers = slot_dim == 1 ? source_tensor.size(0) : 1;
-  STD_TORCH_CHECK(slot_dim == 0 || target_tensor.size(0) == layers,
+  STD_TORCH_CHECK(slot_dim == 0 || target.size(0) == source.size(0),
                   "statecache: source and target differ in layers");
+  return bytes_of(source, row);
+}
 
-  RowCopy copy{};
-  copy.source_slot_stride = source.stride_bytes(0);
-  copy.target_slot_stride = target.stride_bytes(0);
-  copy.source_slot_count = source.size(0);
-  copy.target_slot_count = target.size(0);
-  const int64_t listed = source_slots.numel();
-  copy.source_slots = slot_list(source, source_slots, listed);
-  copy.target_slots = slot_list(source, target_slots, listed);
-  copy.row_bytes = bytes_of(source_tensor, row);
-  copy.listed = static_cast<int32_t>(listed);
-  if (listed == 0 || copy.row_bytes == 0) return;
-  for (int64_t begin = 0; begin < layers; begin += kMaxLayers) {
-    const int64_t count = std::min<int64_t>(kMaxLayers, layers - begin);
-    for (int64_t l = 0; l < count; ++l) {
-      copy.source[l] = source.layer(begin + l);
-      copy.target[l] = target.layer(begin + l);
+// Gathers layers into one copy; a full one is launched.
+template <typename Launch>
+class RowLauncher {
+ public:
+  RowLauncher(const RowCopy& empty, const Launch& launch) : copy_(empty), launch_(launch) {}
+
+  void add(const Rows& source, const Rows& target, int64_t row_bytes) {
+    const RowShape shape{source.slot_stride(), target.slot_stride(), row_bytes};
+    const int64_t layers = source.layers();
+    for (int64_t l = 0; l < layers; ++l) {
+      if (copy_.layers == kMaxRowLayers) flush();
+      const int index = index_of(shape);
+      copy_.source[copy_.layers] = source.layer(l);
+      copy_.target[copy_.layers] = target.layer(l);
+      copy_.shape[copy_.layers] = static_cast<uint8_t>(index);
+      ++copy_.layers;
     }
-    copy.layers = static_cast<int32_t>(count);
-    launch(copy);
   }
+
+  void flush() {
+    if (copy_.layers > 0) launch_(copy_);
+    copy_.layers = copy_.shape_count = 0;
+  }
+
+ private:
+  int index_of(const RowShape& shape) {
+    for (int i = copy_.shape_count - 1; i >= 0; --i) {
+      const RowShape& known = copy_.shapes[i];
+      if (known.source_slot_stride == shape.source_slot_stride &&
+          known.target_slot_stride == shape.target_slot_stride &&
+          known.row_bytes == shape.row_bytes) {
+        return i;
+      }
+    }
+    if (copy_.shape_count == kMaxRowShapes) flush();
+    copy_.shapes[copy_.shape_count] = shape;
+    return copy_.shape_count++;
+  }
+
+  RowCopy copy_;
+  const Launch& launch_;
+};
+
+template <typename Launch>
+void move(const Tensors& sources, const Tensors& targets, const Tensor& source_slots,
+          const Tensor& target_slots, const std::vector<int64_t>& slot_dims,
+          const std::optional<Tensor>& report, const Launch& launch) {
+  STD_TORCH_CHECK(sources.size() == targets.size() && sources.size() == slot_dims.size(),
+                  "statecache: as many sources as targets and slot dimensions were expected");
+  if (sources.empty()) return;
+  RowCopy copy{};
+  copy.source_slot_count = Rows(sources[0], slot_dims[0]).slots();
+  copy.target_slot_count = Rows(targets[0], slot_dims[0]).slots();
+  std::vector<int64_t> row_bytes;
+  row_bytes.reserve(sources.size());
+  for (size_t i = 0; i < sources.size(); ++i) {
+    row_bytes.push_back(checked_row(sources[i], targets[i], slot_dims[i]));
+    STD_TORCH_CHECK(Rows(sources[i], slot_dims[i]).slots() == copy.source_slot_count &&
+                        Rows(targets[i], slot_dims[i]).slots() == copy.target_slot_count &&
+                        on_one_device(sources[i], sources[0]),
+                    "statecache: tensors of one copy differ in slots or device");
+  }
+  const int64_t listed = source_slots.numel();
+  copy.source_slots = slot_list(sources[0], source_slots, listed);
+  copy.target_slots = slot_list(sources[0], target_slots, listed);
+  copy.listed = static_cast<int32_t>(listed);
+  if (report) copy.report = checked_report(sources[0], *report, listed);
+  if (listed == 0) return;
+  RowLauncher rows(copy, launch);
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (row_bytes[i] == 0) continue;
+    rows.add(Rows(sources[i], slot_dims[i]), Rows(targets[i], slot_dims[i]), row_bytes[i]);
+  }
+  rows.flush();
 }
 
 template <typename Copy, typename Tiles>
@@ -250,9 +325,10 @@ void load_cpu(const Tensor quantized, const Tensor scale, Tensors active, const 
   });
 }
 
-void move_cpu(const Tensor source, Tensor target, const Tensor source_slots,
-              const Tensor target_slots, int64_t slot_dim) {
-  move(source, target, source_slots, target_slots, slot_dim,
+void move_cpu(const Tensors sources, Tensors targets, const Tensor source_slots,
+              const Tensor target_slots, const std::vector<int64_t> slot_dims,
+              const std::optional<Tensor> report) {
+  move(sources, targets, source_slots, target_slots, slot_dims, report,
        [](const RowCopy& copy) { run_tiles(copy, statecache::copy_tiles); });
 }
 
@@ -262,7 +338,7 @@ auto launcher(int (*kernel)(const Copy&, void*), const Tensor& on) {
   return [kernel, &on](const Copy& copy) {
     const auto stream = torch::stable::accelerator::getCurrentStream(on.get_device_index());
     const int error = kernel(copy, stream.nativeHandle());
-    STD_TORCH_CHECK(error == 0, "statecache: ", statecache::cuda_error_text(error));
+    STD_TORCH_CHECK(error == 0, "statecache: launch failed: ", statecache::cuda_error_text(error));
   };
 }
 
@@ -280,11 +356,12 @@ void load_cuda(const Tensor quantized, const Tensor scale, Tensors active, const
        launcher(statecache::dequantize_cuda, quantized));
 }
 
-void move_cuda(const Tensor source, Tensor target, const Tensor source_slots,
-               const Tensor target_slots, int64_t slot_dim) {
-  const torch::stable::accelerator::DeviceGuard guard(source.get_device_index());
-  move(source, target, source_slots, target_slots, slot_dim,
-       launcher(statecache::copy_cuda, source));
+void move_cuda(const Tensors sources, Tensors targets, const Tensor source_slots,
+               const Tensor target_slots, const std::vector<int64_t> slot_dims,
+               const std::optional<Tensor> report) {
+  const torch::stable::accelerator::DeviceGuard guard(source_slots.get_device_index());
+  move(sources, targets, source_slots, target_slots, slot_dims, report,
+       launcher(statecache::copy_cuda, source_slots));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(statecache, CUDA, m) {
@@ -302,8 +379,8 @@ STABLE_TORCH_LIBRARY(statecache, m) {
       "checkpoint_load(Tensor quantized, Tensor scale, Tensor(a!)[] active, Tensor slots,"
       " Tensor active_slots) -> ()");
   m.def(
-      "checkpoint_move(Tensor source, Tensor(a!) target, Tensor source_slots,"
-      " Tensor target_slots, int slot_dim) -> ()");
+      "checkpoint_move(Tensor[] sources, Tensor(a!)[] targets, Tensor source_slots,"
+      " Tensor target_slots, int[] slot_dims, Tensor(b!)? report) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(statecache, CPU, m) {

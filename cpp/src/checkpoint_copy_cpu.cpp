@@ -459,7 +459,7 @@ InstructionSet best_supported() {
   return is_supported(InstructionSet::kAvx2) ? InstructionSet::kAvx2 : InstructionSet::kBaseline;
 }
 
-int64_t pages(const RowCopy& copy) { return (copy.row_bytes + kPageBytes - 1) / kPageBytes; }
+int64_t pages(const RowCopy& copy) { return (longest_row(copy) + kPageBytes - 1) / kPageBytes; }
 
 }  // namespace
 
@@ -506,21 +506,28 @@ void dequantize_tiles(const CheckpointCopy& copy, int64_t first, int64_t last) {
 }
 
 void copy_tiles(const RowCopy& copy, int64_t first, int64_t last) {
+  const int64_t pages_a_row = pages(copy);
   for (int64_t tile = first; tile < last; ++tile) {
-    const int64_t begin = tile % pages(copy) * kPageBytes;
-    const int64_t listed = tile / pages(copy) % copy.listed;
-    const auto layer = static_cast<size_t>(tile / pages(copy) / copy.listed);
+    const int64_t page = tile % pages_a_row;
+    const int64_t listed = tile / pages_a_row % copy.listed;
+    const auto layer = static_cast<size_t>(tile / pages_a_row / copy.listed);
+    const RowShape& shape = copy.shapes[copy.shape[layer]];
+    const int64_t begin = page * kPageBytes;
     const int64_t source_slot = copy.source_slots[listed];
     const int64_t target_slot = copy.target_slots[listed];
     if (source_slot < 0 || source_slot >= copy.source_slot_count || target_slot < 0 ||
         target_slot >= copy.target_slot_count) {
       continue;
     }
-    std::memcpy(
-        static_cast<std::byte*>(copy.target[layer]) + target_slot * copy.target_slot_stride + begin,
-        static_cast<const std::byte*>(copy.source[layer]) + source_slot * copy.source_slot_stride +
-            begin,
-        static_cast<size_t>(std::min(kPageBytes, copy.row_bytes - begin)));
+    if (copy.report != nullptr && layer == 0 && page == 0) {
+      std::atomic_ref(copy.report[listed]).fetch_or(kStored, std::memory_order_relaxed);
+    }
+    if (begin >= shape.row_bytes) continue;
+    std::memcpy(static_cast<std::byte*>(copy.target[layer]) +
+                    target_slot * shape.target_slot_stride + begin,
+                static_cast<const std::byte*>(copy.source[layer]) +
+                    source_slot * shape.source_slot_stride + begin,
+                static_cast<size_t>(std::min(kPageBytes, shape.row_bytes - begin)));
   }
 }
 

@@ -484,8 +484,44 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Grid: (blocks a row, listed, layers). `Word` divides every address, stride and row.
+// A row by words: what lies before the first whole word of the target and after the last one goes
+// by bytes, in the first block. Source and target are equally far from a whole word. A thread has
+// kRowLoads words in flight.
+inline constexpr int kRowLoads = 4;
+
 template <typename Word>
+__device__ __forceinline__ void copy_row(const char* from, char* to, int64_t bytes) {
+  constexpr auto kWordBytes = static_cast<int64_t>(sizeof(Word));
+  const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(to) % kWordBytes);
+  int64_t head = past == 0 ? 0 : kWordBytes - past;
+  if (head > bytes) head = bytes;
+  const int64_t words = (bytes - head) / kWordBytes;
+  const int64_t tail = head + words * kWordBytes;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (blockIdx.x == 0) {
+    if (thread < head) to[thread] = from[thread];
+    if (tail + thread < bytes) to[tail + thread] = from[tail + thread];
+  }
+  const auto* source = reinterpret_cast<const Word*>(from + head);
+  auto* target = reinterpret_cast<Word*>(to + head);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads * kRowLoads;
+  for (int64_t begin = static_cast<int64_t>(blockIdx.x) * kThreads * kRowLoads + thread;
+       begin < words; begin += step) {
+    Word held[kRowLoads] = {};
+#pragma unroll
+    for (int i = 0; i < kRowLoads; ++i) {
+      const int64_t at = begin + i * kThreads;
+      if (at < words) held[i] = __ldcs(source + at);
+    }
+#pragma unroll
+    for (int i = 0; i < kRowLoads; ++i) {
+      const int64_t at = begin + i * kThreads;
+      if (at < words) __stcs(target + at, held[i]);
+    }
+  }
+}
+
+// Grid: (blocks of the longest row, listed, layers).
 __global__ void __launch_bounds__(kThreads) copy_rows(const __grid_constant__ RowCopy copy) {
   const int layer = static_cast<int>(blockIdx.z);
   const int64_t source_slot = copy.source_slots[blockIdx.y];
@@ -494,15 +530,22 @@ __global__ void __launch_bounds__(kThreads) copy_rows(const __grid_constant__ Ro
       target_slot >= copy.target_slot_count) {
     return;
   }
-  const auto* from = reinterpret_cast<const Word*>(static_cast<const char*>(copy.source[layer]) +
-                                                   source_slot * copy.source_slot_stride);
-  auto* to = reinterpret_cast<Word*>(static_cast<char*>(copy.target[layer]) +
-                                     target_slot * copy.target_slot_stride);
-  const int64_t words = copy.row_bytes / static_cast<int64_t>(sizeof(Word));
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < words;
-       i += step) {
-    to[i] = from[i];
+  if (copy.report != nullptr && layer == 0 && blockIdx.x == 0 && threadIdx.x == 0) {
+    atomicOr(copy.report + blockIdx.y, kStored);
+  }
+  const RowShape& shape = copy.shapes[copy.shape[layer]];
+  const char* from =
+      static_cast<const char*>(copy.source[layer]) + source_slot * shape.source_slot_stride;
+  char* to = static_cast<char*>(copy.target[layer]) + target_slot * shape.target_slot_stride;
+  const auto apart = reinterpret_cast<uintptr_t>(from) ^ reinterpret_cast<uintptr_t>(to);
+  if (apart % 16 == 0) {
+    copy_row<uint4>(from, to, shape.row_bytes);
+  } else if (apart % 4 == 0) {
+    copy_row<uint32_t>(from, to, shape.row_bytes);
+  } else if (apart % 2 == 0) {
+    copy_row<uint16_t>(from, to, shape.row_bytes);
+  } else {
+    copy_row<uint8_t>(from, to, shape.row_bytes);
   }
 }
 
@@ -575,27 +618,15 @@ int launch(const CheckpointCopy& copy, const Launcher& launcher) {
   return launch_for_type<kStore, StateType::kFloat32>(copy, launcher);
 }
 
-template <typename Word, typename Launcher>
-int launch_rows(const RowCopy& copy, const Launcher& launcher) {
-  const int64_t words = copy.row_bytes / static_cast<int64_t>(sizeof(Word));
-  const int64_t blocks = (words + kThreads - 1) / kThreads;
-  const dim3 grid(static_cast<unsigned>(blocks < 64 ? blocks : 64),
-                  static_cast<unsigned>(copy.listed), static_cast<unsigned>(copy.layers));
-  return launcher(copy_rows<Word>, grid, copy);
-}
-
 template <typename Launcher>
 int launch(const RowCopy& copy, const Launcher& launcher) {
-  if (copy.layers == 0 || copy.listed == 0 || copy.row_bytes == 0) return 0;
-  uint64_t bits =
-      static_cast<uint64_t>(copy.source_slot_stride | copy.target_slot_stride | copy.row_bytes);
-  for (int l = 0; l < copy.layers; ++l) {
-    bits |=
-        reinterpret_cast<uintptr_t>(copy.source[l]) | reinterpret_cast<uintptr_t>(copy.target[l]);
-  }
-  if (bits % 16 == 0) return launch_rows<uint4>(copy, launcher);
-  if (bits % 4 == 0) return launch_rows<uint32_t>(copy, launcher);
-  return launch_rows<uint8_t>(copy, launcher);
+  const int64_t longest = longest_row(copy);
+  if (copy.layers == 0 || copy.listed == 0 || longest == 0) return 0;
+  constexpr int64_t kBlockBytes = int64_t{kThreads} * kRowLoads * 16;
+  const int64_t blocks = (longest + kBlockBytes - 1) / kBlockBytes;
+  const dim3 grid(static_cast<unsigned>(blocks < 64 ? blocks : 64),
+                  static_cast<unsigned>(copy.listed), static_cast<unsigned>(copy.layers));
+  return launcher(copy_rows, grid, copy);
 }
 
 }  // namespace statecache::kernels

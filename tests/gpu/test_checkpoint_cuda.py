@@ -70,8 +70,9 @@ def test_rows_move_bit_for_bit(dtype, row):
     expected = torch.zeros(3, 7, *row, dtype=dtype)
     got = expected.cuda()
     active_slots, slots = torch.tensor(ACTIVE_SLOTS), torch.tensor(CHECKPOINT_SLOTS)
-    plain_ops().move(source, expected, active_slots, slots, 1)
-    ops_for("cuda").move(source.cuda(), got, active_slots.cuda(), slots.cuda(), 1)
+    plain_ops().move([source], [expected], active_slots, slots, [1], None)
+    on_device = active_slots.cuda(), slots.cuda()
+    ops_for("cuda").move([source.cuda()], [got], *on_device, [1], None)
     assert torch.equal(got.cpu(), expected)
 
 

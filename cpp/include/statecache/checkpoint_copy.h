@@ -60,22 +60,44 @@ struct CheckpointCopy {
   StateType type;
 };
 
-// Rows copied bit for bit between two pools: convolution states, side states, or whole states that
-// are not quantised. A row is `row_bytes` bytes without gaps; a pool without a layer dimension has
-// one layer. Skips pairs as above.
-struct RowCopy {
-  const void* source[kMaxLayers];  // by layer: slot 0
-  void* target[kMaxLayers];
+// Rows of any lengths copied bit for bit between two pools, all tensors at once: convolution
+// states, side states, or whole states that are not quantised. A row lies without gaps, at any
+// alignment. A tensor without a layer dimension has one layer; the layers of all tensors are
+// numbered through. Skips pairs as above; the report, if there is one, gets kStored for each pair
+// that was valid.
+inline constexpr int kMaxRowLayers = 192;
+inline constexpr int kMaxRowShapes = 16;
+
+struct RowShape {
   int64_t source_slot_stride;  // bytes
   int64_t target_slot_stride;
+  int64_t row_bytes;
+};
+
+struct RowCopy {
+  const void* source[kMaxRowLayers];  // slot 0
+  void* target[kMaxRowLayers];
+  RowShape shapes[kMaxRowShapes];
+  uint8_t shape[kMaxRowLayers];  // which of them each layer has
   int64_t source_slot_count;
   int64_t target_slot_count;
-  const int64_t* source_slots;
-  const int64_t* target_slots;
-  int64_t row_bytes;
-  int32_t layers;
+  const int64_t* source_slots;  // `listed` of them, on the device that copies
+  const int64_t* target_slots;  // likewise
+  int32_t* report;              // likewise; may be null
+  int32_t layers;               // at most kMaxRowLayers
+  int32_t shape_count;          // at most kMaxRowShapes
   int32_t listed;
 };
+static_assert(sizeof(RowCopy) <= 4096 && sizeof(CheckpointCopy) <= 4096,
+              "what every GPU takes as the arguments of a kernel");
+
+inline int64_t longest_row(const RowCopy& copy) {
+  int64_t longest = 0;
+  for (int i = 0; i < copy.shape_count; ++i) {
+    if (copy.shapes[i].row_bytes > longest) longest = copy.shapes[i].row_bytes;
+  }
+  return longest;
+}
 
 // CPU. The work is cut into tiles that touch disjoint memory, except `report`, which is updated
 // atomically: any threads may share the range [0, tile_count). O(bytes); at most 16 KiB of scratch

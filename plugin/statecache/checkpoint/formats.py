@@ -6,7 +6,7 @@ for bit in every format. Importing this loads no torch: the settings and `statec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -54,7 +54,8 @@ class Format:
 
     `parts(shape, dtype)` names the tensors for a layer's heads, d_v, d_k and the type of its
     state. `store(copy, report)` and `load(copy)` move temporal states of all layers; the report is
-    as `statecache.checkpoint.ops` says. A format that is `exact` never refuses a state.
+    as `statecache.checkpoint.ops` says. Both are None in a format that keeps temporal states bit
+    for bit, in one tensor `temporal`: they go the way of all exact rows, and none is refused.
 
     The constraints: d_v and d_k are multiples of `side_multiple`, and the last `dense_dims` of the
     dimensions heads, d_v, d_k lie in memory without gaps.
@@ -62,12 +63,16 @@ class Format:
 
     name: str
     summary: str
-    exact: bool
     side_multiple: int
     dense_dims: int
     parts: Callable[[Shape, str], tuple[TemporalPart, ...]]
-    store: Callable[[TemporalCopy, Tensor], None]
-    load: Callable[[TemporalCopy], None]
+    store: Callable[[TemporalCopy, Tensor], None] | None = None
+    load: Callable[[TemporalCopy], None] | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether temporal states come back bit for bit."""
+        return self.store is None
 
     def bytes_per_layer(self, shape: Shape, dtype: str) -> int:
         """Return the bytes that the temporal state of one layer takes in a slot."""
@@ -76,25 +81,6 @@ class Format:
 
 def _native_parts(shape: Shape, dtype: str) -> tuple[TemporalPart, ...]:
     return (TemporalPart("temporal", shape, dtype),)
-
-
-def _native_store(copy: TemporalCopy, report: Tensor) -> None:
-    for tensor, slots, slot_dim in _temporal_pairs(copy):
-        copy.ops.move(tensor, slots, copy.sources, copy.targets, slot_dim)
-    report += (copy.sources >= 0) & (copy.sources < copy.temporals[0].shape[-4])  # STORED is 1
-
-
-def _native_load(copy: TemporalCopy) -> None:
-    for tensor, slots, slot_dim in _temporal_pairs(copy):
-        copy.ops.move(slots, tensor, copy.sources, copy.targets, slot_dim)
-
-
-def _temporal_pairs(copy: TemporalCopy) -> Iterable[tuple[Tensor, Tensor, int]]:
-    """Return the engine's tensors beside the pool's, and which dimension their slots are."""
-    temporals, kept = copy.temporals, copy.kept["temporal"]
-    if temporals[0].dim() == 5:
-        return [(temporals[0], kept, 1)]
-    return [(tensor, slots, 0) for tensor, slots in zip(temporals, kept, strict=True)]
 
 
 def _int8_parts(shape: Shape, dtype: str) -> tuple[TemporalPart, ...]:
@@ -121,17 +107,13 @@ _ROWS = (
     Format(
         name="native",
         summary="exact copies",
-        exact=True,
         side_multiple=1,
         dense_dims=3,
         parts=_native_parts,
-        store=_native_store,
-        load=_native_load,
     ),
     Format(
         name="int8",
         summary="one scale a head and key channel, about half the bytes of bfloat16",
-        exact=False,
         side_multiple=8,
         dense_dims=2,
         parts=_int8_parts,

@@ -34,11 +34,20 @@ class ActiveState:
     `[slots, heads, d_v, d_k]` for each layer. `conv` are convolution states: layer-major beside a
     stacked `temporal`, slot-major beside one of many tensors. All tensors have the same slots and
     lie on one device. To estimate bytes, tensors on torch's meta device will do.
+
+    What is given is copied, and read once: a pool works out the layout of an active state when it
+    first sees it.
     """
 
     temporal: Tensor | Sequence[Tensor]
     conv: Sequence[Tensor] = ()
     side: Mapping[str, SideState] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.temporal, Tensor):
+            object.__setattr__(self, "temporal", tuple(self.temporal))
+        object.__setattr__(self, "conv", tuple(self.conv))
+        object.__setattr__(self, "side", dict(self.side))
 
     def temporals(self) -> list[Tensor]:
         """Return the temporal tensors as a list, checked against each other."""
@@ -98,12 +107,15 @@ class Part:
 class Layout:
     """An active state that was checked as a whole: every copy of it will find what it needs.
 
-    `exact` holds the tensors copied bit for bit, as `row_view` shows them. Two layouts may be
-    copied through one pool if their signatures are equal.
+    `exact` holds the tensors beside the temporal ones, which every format copies bit for bit;
+    `rows` all tensors that this one does, `slot_dims` which dimension of each is the slots. Two
+    layouts may be copied through one pool if their signatures are equal.
     """
 
     temporals: list[Tensor]
     exact: dict[str, SideState]
+    rows: list[Tensor]
+    slot_dims: list[int]
     slots: int
     signature: tuple[object, ...]
 
@@ -151,7 +163,12 @@ def layout_of(active: ActiveState, mode: str) -> Layout:
         str(temporal.device),
         tuple(shapes),
     )
-    return Layout(temporals, rows, slots, signature)
+    tensors = [state.tensor for state in rows.values()]
+    slot_dims = [state.slot_dim for state in rows.values()]
+    if at_rest.exact:
+        tensors += temporals
+        slot_dims += [temporal.dim() - 4] * len(temporals)
+    return Layout(temporals, rows, tensors, slot_dims, slots, signature)
 
 
 def pool_parts(layout: Layout, mode: str) -> list[Part]:

@@ -66,6 +66,8 @@ def relative_errors(
         active = torch.stack([tensor.index_select(0, active_slot) for tensor in temporals])
     back = torch.empty_like(active, memory_format=torch.contiguous_format)
     zero = torch.zeros_like(slot)
+    if at_rest.load is None:
+        raise ValueError(f"a state in the format '{at_rest.name}' is exact")
     at_rest.load(TemporalCopy(ops, [back], kept, slot, zero))
     wide = active.to(torch.float32).flatten(1)
     error = (back.to(torch.float32).flatten(1) - wide).norm(dim=1)

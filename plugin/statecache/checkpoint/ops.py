@@ -11,7 +11,14 @@ Arguments of the three copies, native and plain alike:
   either slot is negative or beyond its pool.
 - `report`: an int32 vector of that length, zero before. A store sets `STORED` for each pair it did
   not skip, none if there are no layers or heads, and `NON_FINITE` where the state holds NaN or
-  Inf, or is so large that it would come back as Inf; such a slot then holds nothing of use.
+  Inf, or is so large that it would come back as Inf; such a slot then holds nothing of use. A move
+  sets `STORED` alone, and takes None where nobody asks.
+- rows: tensors of any types and shapes, all of the same slots, in one call. Their slots are
+  dimension 0, or dimension 1 behind the layers, as `slot_dims` says for each tensor.
+
+A store or a load is one launch for up to 128 layers, a move one for up to 192 layers of all its
+tensors together, of up to 16 lengths and distances of rows; beyond that, one more for each such
+number.
 
 No native copy allocates or synchronises. On CUDA they need compute capability 8.0 and run on
 torch's current stream. Graphs may capture them once they have run: a kernel's first launch loads
@@ -44,7 +51,9 @@ _log = logging.getLogger("statecache.checkpoint")
 
 StoreCopy = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor], None]
 LoadCopy = Callable[[Tensor, Tensor, Sequence[Tensor], Tensor, Tensor], None]
-MoveCopy = Callable[[Tensor, Tensor, Tensor, Tensor, int], None]
+MoveCopy = Callable[
+    [Sequence[Tensor], Sequence[Tensor], Tensor, Tensor, Sequence[int], Tensor | None], None
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +62,7 @@ class CheckpointOps:
 
     `store(active, quantized, scale, report, active_slots, slots)` quantises active states;
     `load(quantized, scale, active, slots, active_slots)` brings them back;
-    `move(source, target, source_slots, target_slots, slot_dim)` copies rows of any type bit for
-    bit; slots are dimension 0, or dimension 1 behind the layers.
+    `move(sources, targets, source_slots, target_slots, slot_dims, report)` copies rows bit for bit.
     """
 
     name: str

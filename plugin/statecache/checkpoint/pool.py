@@ -10,7 +10,8 @@ from operator import index
 import torch
 from torch import Tensor
 
-from statecache.checkpoint.formats import TemporalCopy, format_named
+from statecache.checkpoint.formats import format_named
+from statecache.checkpoint.launches import PoolLaunches, upload
 from statecache.checkpoint.layout import (
     ActiveState,
     Layout,
@@ -39,11 +40,15 @@ _log = logging.getLogger("statecache.checkpoint")
 
 
 class StoreReport:
-    """What became of one store. Reading it waits for that store, on whatever stream it ran."""
+    """What became of one store.
+
+    Its flags follow the store into pinned memory. Reading them waits for that store, on whatever
+    stream it ran, unless it `is_ready`.
+    """
 
     def __init__(
         self,
-        flags: Tensor,
+        flags: Tensor | Sequence[int],
         done: torch.cuda.Event | None,
         settle: Callable[[Sequence[int]], tuple[int, ...]],
     ) -> None:
@@ -51,6 +56,10 @@ class StoreReport:
         self._done = done
         self._settle = settle
         self._refused: tuple[int, ...] | None = None
+
+    def is_ready(self) -> bool:
+        """Whether the report can be read without waiting."""
+        return self._refused is not None or self._done is None or _is_over(self._done)
 
     def refused(self) -> tuple[int, ...]:
         """Return the slots that hold no state: the pool has freed them, so forget them.
@@ -61,7 +70,8 @@ class StoreReport:
         if self._refused is None:
             if self._done is not None:
                 self._done.synchronize()
-            self._refused = self._settle(self._flags.tolist())
+            flags = self._flags
+            self._refused = self._settle(flags.tolist() if isinstance(flags, Tensor) else flags)
         return self._refused
 
 
@@ -73,10 +83,12 @@ class CheckpointPool:
     exact are looked at: NaN and Inf in anything that is kept bit for bit are stored and come back
     like other values.
 
-    One launch moves all layers of all listed slots. On CUDA copies run on the current stream, each
-    after the pool's copy before it, on whatever stream that ran; the host does not wait, except
-    where it says so. Neither copy may be captured in a CUDA graph, which raises `RuntimeError`; the
-    operators of `statecache.checkpoint.ops` may. Single-threaded by contract.
+    One launch moves all layers of all listed slots, and one more everything that is kept bit for
+    bit beside states that are not. A copy uploads its slots once, cleared flags with them; a store
+    that may skip or refuse a state brings its flags back once. On CUDA copies run on the current
+    stream, each after the pool's copy before it, on whatever stream that ran; the host does not
+    wait, except where it says so. Neither copy may be captured in a CUDA graph, which raises
+    `RuntimeError`; the operators of `statecache.checkpoint.ops` may. Single-threaded by contract.
 
     A call that is refused changes nothing. Should a copy fail after it has begun, the slots of a
     store hold nothing, and the active slots of a load are undefined.
@@ -101,7 +113,6 @@ class CheckpointPool:
         self._require_memory(slots, free_bytes)
         self._format = format_named(mode)
         self._signature = layout.signature
-        self._copies = copies or ops_for(str(self._device))
         self._order = StreamOrdering(self._device)
         self._order.begin()
         self._tensors = {
@@ -110,6 +121,9 @@ class CheckpointPool:
         }
         self._slot_dims = {part.name: len(part.leading) for part in parts}
         self._order.end()
+        ops = copies or ops_for(str(self._device))
+        self._launches = PoolLaunches(self._format, ops, layout, self._tensors)
+        self._last = active, layout
         self._stores = 0
         self.clear()
         _log.info(
@@ -118,7 +132,7 @@ class CheckpointPool:
             mode,
             self.bytes_per_state,
             self.total_bytes,
-            self._copies.name,
+            ops.name,
         )
 
     @property
@@ -174,28 +188,32 @@ class CheckpointPool:
         self._order.begin()
         layout = self._checked(active)
         given = _integers(slots)
-        sources = self._active_slots(layout, active_slots, given)
-        unseen = isinstance(active_slots, Tensor)
-        if not unseen:
-            pairs = zip(given, active_slots, strict=True)
+        listed = self._active_slots(layout, active_slots, given)
+        unseen = isinstance(listed, Tensor)
+        if not isinstance(listed, Tensor):
+            pairs = zip(given, listed, strict=True)
             given = [slot if source >= 0 else -1 for slot, source in pairs]
         used = [slot for slot in given if slot >= 0]
         if unseen:
             self._read_reports(used)
         self._allocated(used, "store into")
         _require_distinct(used, "store into")
-        targets = self._vector(given)
-        flags = torch.zeros(len(given), dtype=torch.int32, device=self._device)
+        known = self._format.exact and not unseen
+        targets, sources, flags = self._upload(given, listed, 0 if known else len(given))
+        seen: Tensor | list[int] = [STORED] * len(given)
         before = {slot: self._stored[slot] for slot in used} if unseen else {}
         for slot in used:
             self._stored[slot] = 0
             self._pending.pop(slot, None)
         try:
-            self._copy_in(layout, flags, sources, targets)
+            self._launches.store(layout, sources, targets, None if known else flags)
+            if not known:
+                seen = flags.to("cpu", non_blocking=True)
         finally:
             done = self._order.end()
         self._stores += 1
-        report = StoreReport(flags, done, partial(self._settle, self._stores, given, before))
+        settle = partial(self._settle, self._stores, given, before)
+        report = StoreReport(seen, None if known else done, settle)
         for slot in used:
             self._stored[slot] = self._stores
             self._pending[slot] = report
@@ -212,15 +230,15 @@ class CheckpointPool:
         self._order.begin()
         layout = self._checked(active)
         given = _integers(slots)
-        targets = self._active_slots(layout, active_slots, given)
-        if not isinstance(active_slots, Tensor):
-            _require_distinct([slot for slot in active_slots if slot >= 0], "load into active")
+        listed = self._active_slots(layout, active_slots, given)
+        if not isinstance(listed, Tensor):
+            _require_distinct([slot for slot in listed if slot >= 0], "load into active")
         used = [slot for slot in given if slot >= 0]
         self._read_reports(used)
         self._in_use(used, "load")
-        sources = self._vector(given)
+        sources, targets, _ = self._upload(given, listed, 0)
         try:
-            self._copy_out(layout, sources, targets)
+            self._launches.load(layout, sources, targets)
         finally:
             self._order.end()
 
@@ -250,10 +268,9 @@ class CheckpointPool:
         (given,) = self._in_use([index(slot)], "compare")
         try:
             source = active_slot.to(self._device, torch.int64)
-            target = self._vector([given])
-            return relative_errors(
-                self._format, self._copies, layout, self._tensors, source, target
-            )
+            (target,), _ = upload([[given]], 0, self._device)
+            ops = self._launches.ops
+            return relative_errors(self._format, ops, layout, self._tensors, source, target)
         finally:
             self._order.end()
 
@@ -270,11 +287,14 @@ class CheckpointPool:
         raise PoolDoesNotFitError(slots, asked, free, fits, str(self._device))
 
     def _checked(self, active: ActiveState) -> Layout:
+        if active is self._last[0]:
+            return self._last[1]
         layout = layout_of(active, self._format.name)
         if layout.signature != self._signature:
             raise ValueError(
                 f"the active state is {layout.signature}, the pool was made for {self._signature}"
             )
+        self._last = active, layout
         return layout
 
     def _read_reports(self, slots: Iterable[int]) -> None:
@@ -303,7 +323,7 @@ class CheckpointPool:
 
     def _active_slots(
         self, layout: Layout, active_slots: Sequence[int] | Tensor, slots: Sequence[int]
-    ) -> Tensor:
+    ) -> Tensor | list[int]:
         if isinstance(active_slots, Tensor):
             dtype = active_slots.dtype
             if active_slots.dim() != 1 or dtype not in _INTEGERS:
@@ -314,33 +334,22 @@ class CheckpointPool:
         if len(active_slots) != len(slots):
             raise ValueError(f"{len(active_slots)} active slots for {len(slots)} slots")
         if isinstance(active_slots, Tensor):
-            return active_slots.to(self._device, torch.int64).contiguous()
+            return active_slots
         listed = _integers(active_slots)
         for slot in listed:
             if slot >= layout.slots:
                 raise ValueError(f"active slot {slot} is not below {layout.slots}")
-        return self._vector(listed)
+        return listed
 
-    def _vector(self, slots: Sequence[int]) -> Tensor:
-        if self._device.type != "cuda":
-            return torch.tensor(slots, dtype=torch.int64, device=self._device)
-        pinned = torch.tensor(slots, dtype=torch.int64, pin_memory=True)
-        return pinned.to(self._device, non_blocking=True)
-
-    def _copy_in(self, layout: Layout, flags: Tensor, sources: Tensor, targets: Tensor) -> None:
-        for name, state in layout.exact.items():
-            kept = self._tensors[name]
-            self._copies.move(state.tensor, kept, sources, targets, state.slot_dim)
-        copy = TemporalCopy(self._copies, layout.temporals, self._tensors, sources, targets)
-        self._format.store(copy, flags)
-
-    def _copy_out(self, layout: Layout, sources: Tensor, targets: Tensor) -> None:
-        for name, state in layout.exact.items():
-            kept = self._tensors[name]
-            self._copies.move(kept, state.tensor, sources, targets, state.slot_dim)
-        self._format.load(
-            TemporalCopy(self._copies, layout.temporals, self._tensors, sources, targets)
-        )
+    def _upload(
+        self, slots: list[int], active_slots: Tensor | list[int], zeros: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return slots, active slots and so many zeros on the device."""
+        if isinstance(active_slots, Tensor):
+            (ours,), cleared = upload([slots], zeros, self._device)
+            return ours, active_slots.to(self._device, torch.int64).contiguous(), cleared
+        (ours, theirs), cleared = upload([slots, active_slots], zeros, self._device)
+        return ours, theirs, cleared
 
     def _release(self, slot: int) -> None:
         del self._stored[slot]
@@ -366,6 +375,10 @@ class CheckpointPool:
                 self._refused.add(slot)
                 refused.append(slot)
         return tuple(refused)
+
+
+def _is_over(event: torch.cuda.Event) -> bool:
+    return bool(event.query())  # type: ignore[no-untyped-call]
 
 
 def _integers(slots: Iterable[int]) -> list[int]:

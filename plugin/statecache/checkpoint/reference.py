@@ -78,12 +78,23 @@ def load(
 
 
 def move(
-    source: Tensor, target: Tensor, source_slots: Tensor, target_slots: Tensor, slot_dim: int
+    sources: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    source_slots: Tensor,
+    target_slots: Tensor,
+    slot_dims: Sequence[int],
+    report: Tensor | None,
 ) -> None:
     """See `ops.CheckpointOps.move`."""
-    listed = _valid(source_slots, source.shape[slot_dim], target_slots, target.shape[slot_dim])
-    rows = source.index_select(slot_dim, source_slots[listed])
-    target.index_copy_(slot_dim, target_slots[listed], rows)
+    if not any(source.numel() for source in sources):
+        return
+    dim = slot_dims[0]
+    listed = _valid(source_slots, sources[0].shape[dim], target_slots, targets[0].shape[dim])
+    taken, given = source_slots[listed], target_slots[listed]
+    for source, target, dim in zip(sources, targets, slot_dims, strict=True):
+        target.index_copy_(dim, given, source.index_select(dim, taken))
+    if report is not None:
+        report[listed] |= STORED
 
 
 def _slot_count(active: Sequence[Tensor]) -> int:

@@ -96,7 +96,7 @@ def _torch() -> TorchFound:
 def _try_copies(torch: Any) -> None:
     copies = importlib.import_module("statecache.checkpoint.ops").native_ops()
     source, target = torch.arange(6).reshape(2, 3), torch.zeros(2, 3, dtype=torch.int64)
-    copies.move(source, target, torch.tensor([1]), torch.tensor([0]), 0)
+    copies.move([source], [target], torch.tensor([1]), torch.tensor([0]), [0], None)
     if target.tolist() != [[3, 4, 5], [0, 0, 0]]:
         raise RuntimeError("the native copy of the checkpoint pool copies something else")
 

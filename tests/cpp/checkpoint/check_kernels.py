@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ARCHITECTURES = (80, 90, 100)
-KERNELS = 3 * 2 * (9 + 1) + 3  # types * directions * (tuned shapes + general), and row copies
+KERNELS = 3 * 2 * (9 + 1) + 1  # types * directions * (tuned shapes + general), and row copies
 ROOT = Path(__file__).resolve().parents[3]
 SKIPPED = 77
 

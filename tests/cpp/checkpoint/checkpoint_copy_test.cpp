@@ -285,7 +285,8 @@ TEST(RowCopy, MovesListedRowsOfAnyLength) {
       copy.source[l] = source.data() + l * 3 * row;
       copy.target[l] = target.data() + l * 2 * row;
     }
-    copy.source_slot_stride = copy.target_slot_stride = copy.row_bytes = row;
+    copy.shapes[0] = {row, row, row};
+    copy.shape_count = 1;
     copy.source_slot_count = 3;
     copy.target_slot_count = 2;
     copy.source_slots = from.data();

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -262,27 +264,102 @@ TEST_P(Aligned, OrElseTheGeneralKernelIsTaken) {
 
 INSTANTIATE_TEST_SUITE_P(Types, Aligned, ::testing::ValuesIn(kTypes));
 
-TEST(Kernels, MoveRowsOfAnyLengthAndAlignment) {
-  for (const int64_t row : {1, 12, 48, 5000}) {
-    std::vector<uint8_t> source(static_cast<size_t>(3 * row));
-    for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<uint8_t>(i * 5 + 1);
-    std::vector<uint8_t> target(static_cast<size_t>(2 * row));
-    const std::vector<int64_t> from{2, -1};
-    const std::vector<int64_t> to{1, 0};
-    RowCopy copy{};
-    copy.source[0] = source.data();
-    copy.target[0] = target.data();
-    copy.source_slot_stride = copy.target_slot_stride = copy.row_bytes = row;
-    copy.source_slot_count = 3;
-    copy.target_slot_count = 2;
+// Rows of several lengths and distances, each `off` bytes from a whole word in source and target.
+struct MixedRows {
+  static constexpr int64_t kLengths[] = {1, 12, 48, 15, 4096 * 4 + 7, 0, 100};
+  static constexpr int kSlots = 3;
+
+  MixedRows(int64_t source_off, int64_t target_off) {
+    for (const int64_t length : kLengths) {
+      const int64_t source_stride = length + 3 + source_off;
+      const int64_t target_stride = length + 5;
+      const auto l = static_cast<size_t>(copy.layers++);
+      sources.emplace_back(static_cast<size_t>(kSlots * source_stride + source_off));
+      targets.emplace_back(static_cast<size_t>(kSlots * target_stride + target_off));
+      for (size_t i = 0; i < sources[l].size(); ++i) {
+        sources[l][i] = static_cast<uint8_t>(i * 5 + l + i / 251 + 1);
+      }
+      copy.shapes[l] = {source_stride, target_stride, length};
+      copy.shape[l] = static_cast<uint8_t>(l);
+      offsets = {source_off, target_off};
+    }
+    copy.shape_count = copy.layers;
+    copy.source_slot_count = copy.target_slot_count = kSlots;
+    copy.listed = 4;
+  }
+
+  const RowCopy& listed(const std::vector<int64_t>& from, const std::vector<int64_t>& to) {
+    for (size_t l = 0; l < sources.size(); ++l) {
+      copy.source[l] = sources[l].data() + offsets[0];
+      copy.target[l] = targets[l].data() + offsets[1];
+    }
     copy.source_slots = from.data();
     copy.target_slots = to.data();
-    copy.layers = 1;
-    copy.listed = 2;
-    EXPECT_EQ(testing::copy_emulated(copy), 0);
-    std::vector<uint8_t> expected(target.size());
-    std::copy_n(&source[static_cast<size_t>(2 * row)], row, &expected[static_cast<size_t>(row)]);
-    EXPECT_EQ(target, expected) << row;
+    report.assign(from.size(), 0);
+    copy.report = report.data();
+    return copy;
+  }
+
+  RowCopy copy{};
+  std::array<int64_t, 2> offsets{};
+  std::vector<std::vector<uint8_t>> sources;
+  std::vector<std::vector<uint8_t>> targets;
+  std::vector<int32_t> report;
+};
+
+TEST(Kernels, MoveRowsOfAnyLengthAndAlignment) {
+  const std::vector<int64_t> from{2, -1, 0, 3};
+  const std::vector<int64_t> to{1, 0, 2, 0};
+  for (const int64_t source_off : {0, 1, 2, 4, 9}) {
+    for (const int64_t target_off : {0, 3}) {
+      MixedRows emulated(source_off, target_off);
+      EXPECT_EQ(testing::copy_emulated(emulated.listed(from, to)), 0);
+      EXPECT_EQ(emulated.report, (std::vector<int32_t>{kStored, 0, kStored, 0}));
+      MixedRows by_hand(source_off, target_off);
+      for (size_t l = 0; l < by_hand.sources.size(); ++l) {
+        const RowShape& shape = by_hand.copy.shapes[l];
+        for (const size_t pair : {0U, 2U}) {
+          std::copy_n(&by_hand.sources[l][0] + source_off + from[pair] * shape.source_slot_stride,
+                      shape.row_bytes,
+                      &by_hand.targets[l][0] + target_off + to[pair] * shape.target_slot_stride);
+        }
+      }
+      EXPECT_EQ(emulated.targets, by_hand.targets) << source_off << ' ' << target_off;
+      MixedRows on_cpu(source_off, target_off);
+      const RowCopy& copy = on_cpu.listed(from, to);
+      copy_tiles(copy, 0, tile_count(copy));
+      EXPECT_EQ(on_cpu.targets, by_hand.targets);
+      EXPECT_EQ(on_cpu.report, emulated.report);
+    }
+  }
+}
+
+// Equally misaligned source and target: by 16-byte words, but for a head and a tail.
+TEST(Kernels, MoveRowsThatLieEquallyFarFromAWord) {
+  const std::vector<int64_t> slot{0};
+  for (const size_t off : {0U, 1U, 8U, 15U}) {
+    for (const int64_t length : {5, 16, 40, 20000}) {
+      struct alignas(16) Row {
+        uint8_t bytes[20048];
+      };
+      Row source{};
+      Row target{};
+      for (size_t i = 0; i < sizeof source.bytes; ++i) {
+        source.bytes[i] = static_cast<uint8_t>(i * 7 + i / 256 + 1);
+      }
+      RowCopy copy{};
+      copy.source[0] = source.bytes + off;
+      copy.target[0] = target.bytes + off;
+      copy.shapes[0] = {length, length, length};
+      copy.shape_count = copy.layers = copy.listed = 1;
+      copy.source_slot_count = copy.target_slot_count = 1;
+      copy.source_slots = copy.target_slots = slot.data();
+      testing::copy_emulated(copy);
+      Row expected{};
+      std::copy_n(source.bytes + off, length, expected.bytes + off);
+      EXPECT_EQ(std::memcmp(target.bytes, expected.bytes, sizeof target.bytes), 0)
+          << off << ' ' << length;
+    }
   }
 }
 

@@ -162,11 +162,11 @@ def test_a_store_that_fails_halfway_leaves_its_slots_empty(by_tensor):
     pool = CheckpointPool(active, 3, copies=replace(plain))
     slots = pool.alloc(3)
     pool.store(active, [0, 1, 2], slots)
-    pool._copies = replace(plain, store=fail)
+    pool._launches.ops = replace(plain, store=fail)
     sources = torch.tensor([3, 4]) if by_tensor else [3, 4]
     with pytest.raises(RuntimeError, match="the device is gone"):
         pool.store(active, sources, slots[:2])
-    pool._copies = plain
+    pool._launches.ops = plain
     for slot in slots[:2]:
         with pytest.raises(ValueError, match="no state is stored in it"):
             pool.load([slot], active, [5])

@@ -40,6 +40,11 @@ def store(copies, active, tensors, active_slots, slots):
     return report.tolist()
 
 
+def move(copies, source, target, source_slots, target_slots, slot_dim):
+    slots = vector(source_slots), vector(target_slots)
+    copies.move([source], [target], *slots, [slot_dim], None)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_store_and_load_agree_with_the_reference(shape, dtype):
@@ -137,13 +142,89 @@ def test_rows_move_bit_for_bit(dtype, row, slot_dim):
     results = []
     for copies in (native_ops(), plain_ops()):
         target = torch.full((*layers, 7, *row), 3, dtype=dtype)
-        copies.move(
-            source, target, torch.tensor(ACTIVE_SLOTS), torch.tensor(CHECKPOINT_SLOTS), slot_dim
-        )
+        move(copies, source, target, ACTIVE_SLOTS, CHECKPOINT_SLOTS, slot_dim)
         results.append(target)
     assert torch.equal(*results)
     assert torch.equal(results[0].select(slot_dim, 6), source.select(slot_dim, 0))
     assert (results[0].select(slot_dim, 0) == 3).all()
+
+
+def rows_of_many_kinds(fill=None):
+    """Tensors of 5 slots: other lengths, types, distances and layers, one of them without bytes."""
+    generator = torch.Generator().manual_seed(2)
+    wide = torch.randint(0, 256, (SLOTS, 40), dtype=torch.uint8, generator=generator)
+    tensors = [
+        torch.randn(3, SLOTS, 7, generator=generator),
+        wide[:, 3:20],
+        torch.randint(0, 99, (SLOTS, 2, 5), dtype=torch.int16, generator=generator),
+        torch.zeros(2, SLOTS, 0),
+        torch.randn(SLOTS, 30000, generator=generator).bfloat16(),
+    ]
+    if fill is not None:
+        tensors = [torch.full_like(tensor, fill) for tensor in tensors]
+    return tensors, [1, 0, 0, 1, 0]
+
+
+def test_rows_of_many_kinds_move_in_one_call():
+    sources, slot_dims = rows_of_many_kinds()
+    for copies in (native_ops(), plain_ops()):
+        targets, _ = rows_of_many_kinds(fill=7)
+        report = torch.zeros(4, dtype=torch.int32)
+        slots = vector([4, -1, 0, 5]), vector([1, 0, 3, 2])
+        copies.move(sources, targets, *slots, slot_dims, report)
+        assert report.tolist() == [STORED, 0, STORED, 0]
+        for source, target, dim in zip(sources, targets, slot_dims, strict=True):
+            for taken, given in ((4, 1), (0, 3)):
+                assert torch.equal(target.select(dim, given), source.select(dim, taken))
+            assert (target.index_select(dim, vector([0, 2, 4])) == 7).all()
+
+
+@pytest.mark.parametrize("layers", [191, 192, 193, 400])
+def test_more_rows_than_one_launch_takes(layers):
+    """Of 17 lengths in turn, one more than a launch has room for."""
+    sources = [torch.full((2, 1 + layer % 17), layer, dtype=torch.int16) for layer in range(layers)]
+    targets = [torch.zeros_like(source) for source in sources]
+    report = torch.zeros(1, dtype=torch.int32)
+    native_ops().move(sources, targets, vector([1]), vector([0]), [0] * layers, report)
+    assert report.tolist() == [STORED]
+    for layer, target in enumerate(targets):
+        assert (target[0] == layer).all()
+        assert (target[1] == 0).all()
+
+
+def test_rows_that_are_not_there_are_not_reported():
+    for copies in (native_ops(), plain_ops()):
+        report = torch.zeros(1, dtype=torch.int32)
+        copies.move([], [], vector([0]), vector([0]), [], report)
+        nothing = [torch.zeros(2, 0)]
+        copies.move(nothing, nothing, vector([0]), vector([1]), [0], report)
+        assert report.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"targets": [torch.zeros(3, 4)]}, "as many sources as targets"),
+        ({"slot_dims": [0]}, "as many sources as targets"),
+        ({"targets": [torch.zeros(3, 4), torch.zeros(4, 4)]}, "differ in slots"),
+        ({"sources": [torch.ones(3, 4), torch.ones(2, 4)]}, "differ in slots"),
+        ({"targets": [torch.zeros(3, 4), torch.zeros(3, 5)]}, "rows differ in shape"),
+        ({"report": torch.zeros(1, dtype=torch.int32)}, "one entry a listed slot"),
+    ],
+)
+def test_rows_that_do_not_go_together_are_refused_before_any_moves(change, reason):
+    good = {
+        "sources": [torch.ones(3, 4), torch.ones(3, 4)],
+        "targets": [torch.zeros(3, 4), torch.zeros(3, 4)],
+        "source_slots": vector([0, 1]),
+        "target_slots": vector([1, 2]),
+        "slot_dims": [0, 0],
+        "report": torch.zeros(2, dtype=torch.int32),
+    }
+    arguments = good | change
+    with pytest.raises(RuntimeError, match=reason):
+        native_ops().move(*arguments.values())
+    assert all(target.abs().sum() == 0 for target in arguments["targets"])
 
 
 def test_arguments_that_do_not_fit_are_refused():
@@ -245,14 +326,14 @@ BAD_MOVES = [
 def test_a_move_that_would_leave_its_tensors_is_refused(target, target_slots, slot_dim, reason):
     source = torch.ones(2, 3, 4)
     with pytest.raises(RuntimeError, match=reason):
-        native_ops().move(source, target, vector([0, 1]), target_slots, slot_dim)
+        native_ops().move([source], [target], vector([0, 1]), target_slots, [slot_dim], None)
     assert target.abs().sum() == 0
 
 
 def test_a_move_from_rows_with_gaps_is_refused():
     source, target = torch.ones(2, 3, 8)[..., ::2], torch.zeros(2, 3, 4)
     with pytest.raises(RuntimeError, match="without gaps"):
-        native_ops().move(source, target, vector([0]), vector([0]), 1)
+        move(native_ops(), source, target, [0], [0], 1)
 
 
 def test_slots_beyond_their_pool_are_skipped():
@@ -264,7 +345,7 @@ def test_slots_beyond_their_pool_are_skipped():
         copies.load(*tensors, active, vector([1, 2]), vector([5, 0]))
         assert (active[0] == 1).all()
         moved = torch.zeros(1, 2, 4)
-        copies.move(torch.ones(1, 3, 4), moved, vector([3, 2]), vector([0, 2]), 1)
+        move(copies, torch.ones(1, 3, 4), moved, [3, 2], [0, 2], 1)
         assert moved.abs().sum() == 0
 
 
@@ -299,7 +380,8 @@ def test_torch_traces_through_the_copies():
     )
     torch.library.opcheck(ops.checkpoint_load.default, (quantized, scale, [active], slots, slots))
     torch.library.opcheck(
-        ops.checkpoint_move.default, (active, active.clone(), slots, slots.flip(0), 1)
+        ops.checkpoint_move.default,
+        ([active], [active.clone()], slots, slots.flip(0), [1], report),
     )
 
 
