@@ -83,6 +83,11 @@ class CheckpointSlots:
         return int(self._pool.total_bytes)
 
     @property
+    def anomalies(self) -> int:
+        """Return how many stores failed, and how many kernels could not be launched."""
+        return self.failed + int(self._pool.launch_failures)
+
+    @property
     def bytes_per_state(self) -> int:
         """Return the bytes of one state at rest."""
         return int(self._pool.bytes_per_state)
@@ -179,6 +184,10 @@ class CheckpointMemory:
             exit_engine(
                 f"no memory for an int8 checkpoint pool of {slots} states:"
                 f" {escape_control_chars(str(error))}: lower {flag_of('checkpoint_slots')}"
+            )
+        except ValueError as error:
+            exit_engine(
+                f"an int8 checkpoint pool cannot be made: {escape_control_chars(str(error))}"
             )
         state_slots.set_checkpoint_pool(pool, checkpoints)
         _log.info(

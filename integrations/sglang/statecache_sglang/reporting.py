@@ -59,7 +59,7 @@ def sample(cache: TreeCache) -> dict[str, float]:
         found[MetricKey.SLOTS_FREE.of(pool)] = int(checkpoints.available_size())
         stored, restored = (getattr(checkpoints, name, 0) for name in ("stored", "restored"))
         size = getattr(checkpoints, "bytes_per_state", 0)
-        found[MetricKey.ANOMALIES.value] += getattr(checkpoints, "failed", 0)
+        found[MetricKey.ANOMALIES.value] += getattr(checkpoints, "anomalies", 0)
         found[MetricKey.CHECKPOINT_STORES.of("int8")] = stored
         found[MetricKey.CHECKPOINT_RESTORES.of("int8")] = restored
         found[MetricKey.CHECKPOINT_STORED_BYTES.of("int8")] = stored * size

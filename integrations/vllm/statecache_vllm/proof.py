@@ -43,13 +43,15 @@ class StepProof:
     """What the checks of one step found, on one worker or on all of them.
 
     `stores` and `restores` are how many states were added up and compared; `errors` the relative
-    errors of the int8 states of that share, by kind of layer. It travels from process to process.
+    errors of the int8 states of that share, by kind of layer; `launch_failures` kernels could not
+    be launched, and plain torch operators copied. It travels from process to process.
     """
 
     unproved: tuple[Unproved, ...] = ()
     stores: int = 0
     restores: int = 0
     errors: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
+    launch_failures: int = 0
 
     def merged(self, other: StepProof) -> StepProof:
         """Return both as one; workers look at the same states, each at its own shard."""
@@ -62,6 +64,7 @@ class StepProof:
             max(self.stores, other.stores),
             max(self.restores, other.restores),
             errors,
+            self.launch_failures + other.launch_failures,
         )
 
 
@@ -79,6 +82,11 @@ class ProofKeeper:
         if proof.restores:
             self.events.add(MetricKey.VERIFIED_RESTORES.value, proof.restores)
         note_errors(self.events, proof.errors, _log)
+        for _ in range(proof.launch_failures):
+            self._faults.count(
+                "a worker's copies of checkpoints go on by plain torch operators: its log says why",
+                takes_over=False,
+            )
 
     def take_back(self, scheduler: Scheduler, unproved: tuple[Unproved, ...]) -> None:
         """Drop all that was computed from a state that was wrong, before it is handed on."""

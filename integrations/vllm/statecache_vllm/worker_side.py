@@ -135,11 +135,15 @@ class CheckpointStore:
                 what = f"{slots} {settings.checkpoints} checkpoints"
                 why = escape_control_chars(str(error))
                 exit_engine(f"no memory for {what}: {why}: lower {flag_of('checkpoint_slots')}")
+            except ValueError as error:
+                why = escape_control_chars(str(error))
+                exit_engine(f"a pool of {settings.checkpoints} checkpoints cannot be made: {why}")
             pool.alloc(total)
             self._pools.append(_Pool(active, pool, positions, kind))
         self.records = SlotRecords(settings.verify, self._sums)
         self._stored: tuple[int, ...] | None = None
         self._reports: list[tuple[_Pool, Any, dict[int, int]]] = []
+        self._launch_failures = 0
         self._look_anew()
 
     def _look_anew(self) -> None:
@@ -215,7 +219,9 @@ class CheckpointStore:
 
         Waits for the device if bytes were added up.
         """
-        if not (self._unproved or self._compared or self._added_up):
+        failures = sum(pool.pool.launch_failures for pool in self._pools)
+        news, self._launch_failures = failures - self._launch_failures, failures
+        if not (self._unproved or self._compared or self._added_up or news):
             return None
         unproved = [
             *self._unproved,
@@ -229,7 +235,7 @@ class CheckpointStore:
         for kind, found in self._errors:
             # That of a state that was refused is not finite.
             errors.setdefault(kind, []).extend(filter(math.isfinite, found.tolist()))
-        proof = StepProof(tuple(unproved), self._added_up, len(self._compared), errors)
+        proof = StepProof(tuple(unproved), self._added_up, len(self._compared), errors, news)
         self._look_anew()
         return proof
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -10,9 +11,16 @@ from torch import Tensor
 
 from statecache.checkpoint.formats import Format, TemporalCopy
 from statecache.checkpoint.layout import Layout
-from statecache.checkpoint.ops import CheckpointOps
+from statecache.checkpoint.ops import (
+    CheckpointOps,
+    describe_failure,
+    is_launch_failure,
+    plain_ops,
+)
 
 __all__ = ["PoolLaunches", "upload"]
+
+_log = logging.getLogger("statecache.checkpoint")
 
 
 class PoolLaunches:
@@ -21,12 +29,23 @@ class PoolLaunches:
     One for every row that is kept bit for bit, of all tensors and layers; one more for temporal
     states in a format that is not exact. `kept` are the pool's tensors by name, for active states
     of which `layout` is one; sources, targets and report are as `statecache.checkpoint.ops` says.
+
+    A kernel that cannot be launched has not run. Unless `falls_back` is False, the copy is then
+    made by plain torch operators, as all later ones; `failures` counts it.
     """
 
     def __init__(
-        self, at_rest: Format, ops: CheckpointOps, layout: Layout, kept: Mapping[str, Tensor]
+        self,
+        at_rest: Format,
+        ops: CheckpointOps,
+        layout: Layout,
+        kept: Mapping[str, Tensor],
+        *,
+        falls_back: bool = True,
     ) -> None:
         self.ops = ops
+        self.failures = 0
+        self._falls_back = falls_back
         self._format = at_rest
         self._kept = kept
         self._rows = [kept[name] for name in layout.exact]
@@ -38,6 +57,26 @@ class PoolLaunches:
         self, layout: Layout, sources: Tensor, targets: Tensor, report: Tensor | None
     ) -> None:
         """Copy active states into the pool; a format that is not exact needs the report."""
+        self._run(lambda: self._store(layout, sources, targets, report), targets.device)
+
+    def load(self, layout: Layout, sources: Tensor, targets: Tensor) -> None:
+        """Copy states of the pool into active ones."""
+        self._run(lambda: self._load(layout, sources, targets), targets.device)
+
+    def _run(self, copy: Callable[[], None], device: torch.device) -> None:
+        try:
+            copy()
+        except RuntimeError as error:
+            if not (self._falls_back and is_launch_failure(error)):
+                raise
+            _log.error("statecache: %s", describe_failure(device, error))
+            self.failures += 1
+            self.ops = plain_ops()
+            copy()
+
+    def _store(
+        self, layout: Layout, sources: Tensor, targets: Tensor, report: Tensor | None
+    ) -> None:
         quantize = self._format.store
         if layout.rows:
             asked = report if quantize is None else None
@@ -45,8 +84,7 @@ class PoolLaunches:
         if quantize is not None and report is not None:
             quantize(self._temporal(layout, sources, targets), report)
 
-    def load(self, layout: Layout, sources: Tensor, targets: Tensor) -> None:
-        """Copy states of the pool into active ones."""
+    def _load(self, layout: Layout, sources: Tensor, targets: Tensor) -> None:
         if layout.rows:
             self.ops.move(self._rows, layout.rows, sources, targets, layout.slot_dims, None)
         dequantize = self._format.load

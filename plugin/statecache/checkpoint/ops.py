@@ -39,7 +39,16 @@ from torch import Tensor
 from statecache.checkpoint import reference
 from statecache.checkpoint.reference import NON_FINITE, STORED
 
-__all__ = ["NON_FINITE", "STORED", "CheckpointOps", "ops_for", "native_ops", "plain_ops"]
+__all__ = [
+    "NON_FINITE",
+    "STORED",
+    "CheckpointOps",
+    "describe_failure",
+    "is_launch_failure",
+    "native_ops",
+    "ops_for",
+    "plain_ops",
+]
 
 _OLDEST_CAPABILITY = (8, 0)
 _AGAIN = (
@@ -104,6 +113,31 @@ def ops_for(device: str) -> CheckpointOps:
         why = f"its checkpoint kernels need compute capability 8.0, not {capability}"
     _log.warning("statecache: %s; using plain torch operators, which are far slower", why)
     return plain_ops()
+
+
+def is_launch_failure(error: RuntimeError) -> bool:
+    """Whether a native copy raised this because its kernel could not be launched, and did not run.
+
+    No kernel for this GPU in the build, a driver older than the CUDA it was built with, and the
+    like.
+    """
+    return "statecache: launch failed" in str(error)
+
+
+def describe_failure(device: torch.device, error: RuntimeError) -> str:
+    """Return one line: which copies do not work on `device`, why, and what is done."""
+    reason = str(error).partition("\n")[0].removeprefix("statecache: ")
+    where = str(device)
+    if device.type == "cuda":
+        from statecache import _checkpoint_ops
+
+        major, minor = torch.cuda.get_device_capability(device)
+        built = _checkpoint_ops.cuda_architectures
+        where += f" (compute capability {major}.{minor}, kernels built for {built})"
+    return (
+        f"the native checkpoint copies do not work on {where}: {reason}; using plain torch"
+        " operators, which are far slower"
+    )
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from operator import index
 
@@ -24,6 +24,8 @@ from statecache.checkpoint.layout import (
 from statecache.checkpoint.measure import checksum, relative_errors
 from statecache.checkpoint.memory import PoolDoesNotFitError, free_bytes_on
 from statecache.checkpoint.ops import STORED, CheckpointOps, ops_for
+from statecache.checkpoint.report import StoreReport
+from statecache.checkpoint.selftest import working_ops
 from statecache.checkpoint.stream_order import StreamOrdering
 
 __all__ = [
@@ -37,42 +39,6 @@ __all__ = [
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _log = logging.getLogger("statecache.checkpoint")
-
-
-class StoreReport:
-    """What became of one store.
-
-    Its flags follow the store into pinned memory. Reading them waits for that store, on whatever
-    stream it ran, unless it `is_ready`.
-    """
-
-    def __init__(
-        self,
-        flags: Tensor | Sequence[int],
-        done: torch.cuda.Event | None,
-        settle: Callable[[Sequence[int]], tuple[int, ...]],
-    ) -> None:
-        self._flags = flags
-        self._done = done
-        self._settle = settle
-        self._refused: tuple[int, ...] | None = None
-
-    def is_ready(self) -> bool:
-        """Whether the report can be read without waiting."""
-        return self._refused is not None or self._done is None or _is_over(self._done)
-
-    def refused(self) -> tuple[int, ...]:
-        """Return the slots that hold no state: the pool has freed them, so forget them.
-
-        Their source held NaN or Inf, or could not come back finite. A slot that was skipped is not
-        among them: it holds what it held before the store.
-        """
-        if self._refused is None:
-            if self._done is not None:
-                self._done.synchronize()
-            flags = self._flags
-            self._refused = self._settle(flags.tolist() if isinstance(flags, Tensor) else flags)
-        return self._refused
 
 
 class CheckpointPool:
@@ -89,6 +55,11 @@ class CheckpointPool:
     stream, each after the pool's copy before it, on whatever stream that ran; the host does not
     wait, except where it says so. Neither copy may be captured in a CUDA graph, which raises
     `RuntimeError`; the operators of `statecache.checkpoint.ops` may. Single-threaded by contract.
+
+    A new pool stores and loads one small state on its device. If that does not work, copies are
+    made by plain torch operators, with a warning; if those do not work either,
+    `CopiesDoNotWorkError`. Where a kernel cannot be launched later, the plain operators make that
+    copy and all that follow.
 
     A call that is refused changes nothing. Should a copy fail after it has begun, the slots of a
     store hold nothing, and the active slots of a load are undefined.
@@ -121,7 +92,10 @@ class CheckpointPool:
         }
         self._slot_dims = {part.name: len(part.leading) for part in parts}
         self._order.end()
+        temporal = layout.temporals[0]
+        matrix = (temporal.shape[-2], temporal.shape[-1])
         ops = copies or ops_for(str(self._device))
+        ops = working_ops(ops, self._device, mode, temporal.dtype, matrix)
         self._launches = PoolLaunches(self._format, ops, layout, self._tensors)
         self._last = active, layout
         self._stores = 0
@@ -144,6 +118,11 @@ class CheckpointPool:
     def available(self) -> int:
         """Slots that are free now."""
         return len(self._free)
+
+    @property
+    def launch_failures(self) -> int:
+        """How often a copy fell back on plain torch operators: its kernel could not be launched."""
+        return self._launches.failures
 
     @property
     def total_bytes(self) -> int:
@@ -375,10 +354,6 @@ class CheckpointPool:
                 self._refused.add(slot)
                 refused.append(slot)
         return tuple(refused)
-
-
-def _is_over(event: torch.cuda.Event) -> bool:
-    return bool(event.query())  # type: ignore[no-untyped-call]
 
 
 def _integers(slots: Iterable[int]) -> list[int]:

@@ -144,10 +144,19 @@ def _of_copies(found: TorchFound) -> Finding:
     text = f"copies of the checkpoint pool work on torch {found.torch}:"
     text += f" {found.cpu_instructions}, {kernels}"
     old = [c for c in found.capabilities if int(c.partition(".")[0]) < 8]
+    gpus = zip(found.devices, found.capabilities, found.broken, strict=False)
+    broken = [(name, capability, reason) for name, capability, reason in gpus if reason]
     if found.devices and not found.cuda_architectures:
         why = "built without CUDA kernels: plain torch operators move states on the GPU, slowly"
     elif old:
         why = f"the kernels need compute capability 8.0, not {old[0]}: plain torch operators there"
+    elif broken:
+        where = "; ".join(f"{name} ({capability}): {reason}" for name, capability, reason in broken)
+        missing = ";".join(sorted({capability.replace(".", "") for _, capability, _ in broken}))
+        why = (
+            f"the kernels do not work on {where}: plain torch operators there, slowly; if it is no"
+        )
+        why += f" old driver, build with -C cmake.define.CMAKE_CUDA_ARCHITECTURES={missing}"
     else:
         return Finding("checkpoints", "ok", text)
     return Finding("checkpoints", "note", f"{text}; {why}")

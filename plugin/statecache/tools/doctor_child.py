@@ -6,6 +6,7 @@ module that is imported prints goes to stderr. It may use so many seconds of CPU
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -29,7 +30,10 @@ class ExtensionFound(msgspec.Struct, frozen=True):
 
 
 class TorchFound(msgspec.Struct, frozen=True):
-    """Torch, its devices, and the copies of the checkpoint pool; `error` where they do not load."""
+    """Torch, its devices, and the copies of the checkpoint pool; `error` where they do not load.
+
+    `broken` says of each device why the copies with kernels do not work there, "" where they do.
+    """
 
     torch: str
     cuda: str | None
@@ -39,6 +43,7 @@ class TorchFound(msgspec.Struct, frozen=True):
     built: bool = True
     cpu_instructions: str = ""
     cuda_architectures: str = ""
+    broken: list[str] = []
 
 
 class EngineFound(msgspec.Struct, frozen=True):
@@ -82,7 +87,7 @@ def _torch() -> TorchFound:
     )
     spec = importlib.util.find_spec("statecache._checkpoint_ops")
     try:
-        _try_copies(torch)
+        _try_copies(torch, "cpu")
     except (ImportError, RuntimeError) as error:
         return msgspec.structs.replace(found, error=str(error), built=spec is not None)
     ops: Any = importlib.import_module("statecache._checkpoint_ops")
@@ -90,15 +95,27 @@ def _torch() -> TorchFound:
         found,
         cpu_instructions=ops.cpu_instructions,
         cuda_architectures=ops.cuda_architectures,
+        broken=[_failure(torch, f"cuda:{at}") for at in devices] if ops.with_cuda else [],
     )
 
 
-def _try_copies(torch: Any) -> None:
+def _try_copies(torch: Any, device: str) -> None:
+    """Have small states of each format and kernel stored and loaded. Raises `RuntimeError`."""
     copies = importlib.import_module("statecache.checkpoint.ops").native_ops()
-    source, target = torch.arange(6).reshape(2, 3), torch.zeros(2, 3, dtype=torch.int64)
-    copies.move([source], [target], torch.tensor([1]), torch.tensor([0]), [0], None)
-    if target.tolist() != [[3, 4, 5], [0, 0, 0]]:
-        raise RuntimeError("the native copy of the checkpoint pool copies something else")
+    check = importlib.import_module("statecache.checkpoint.selftest").check_copies
+    with torch.cuda.device(device) if device != "cpu" else contextlib.nullcontext():
+        for dtype in (torch.bfloat16, torch.float32):
+            for matrix in ((128, 128), (24, 40)):
+                check(copies, torch.device(device), "int8", dtype, matrix)
+        check(copies, torch.device(device), "native", torch.bfloat16, (8, 8))
+
+
+def _failure(torch: Any, device: str) -> str:
+    try:
+        _try_copies(torch, device)
+    except RuntimeError as error:
+        return str(error).partition("\n")[0].removeprefix("statecache: ")
+    return ""
 
 
 def _engine(name: str) -> EngineFound:

@@ -8,12 +8,15 @@ import torch
 from scheduled import GROUPS, _groups
 
 from statecache.checkpoint.proof import Prefix
+from statecache.checkpoint.selftest import CopiesDoNotWorkError
 from statecache.engine.settings import Settings
 from statecache_vllm import seams
 from statecache_vllm import worker_side as worker
 from statecache_vllm.checkpoints import CheckpointCopy
 from statecache_vllm.connector import Stored
-from statecache_vllm.proof import StepProof, Unproved
+from statecache_vllm.hand_over import new_barrier
+from statecache_vllm.proof import ProofKeeper, StepProof, Unproved
+from support.launch_failures import LAUNCH_ERRORS, failing, launch_error
 
 BLOCKS = 8
 
@@ -168,6 +171,43 @@ def test_a_flipped_bit_in_any_group_and_tensor_is_in_the_report(monkeypatch, sha
     assert flipped == GROUPS * {"native": 2, "int8": 3}[mode]
     store.restore([copy(10, 3, (4, 3, 5))])
     assert store.take_proof() == StepProof((), 0, 1, {})
+
+
+@pytest.mark.parametrize("reason", LAUNCH_ERRORS)
+def test_a_launch_that_fails_is_made_by_plain_torch_and_told_once(monkeypatch, reason, caplog):
+    """In the middle of a restore: both states come back, and those of later steps."""
+    more = {"checkpoints": "int8", "checkpoint_slots": 4}
+    store, tensors = store_over(monkeypatch, shared=False, **more)
+    store.store([copy(10, 3, (1, 2, 3)), copy(11, 0, (4, 5, 6))])
+    assert store.report() == ((10, 11), ())
+    store._pools[1].pool._launches.ops = failing(launch_error(reason), "load")
+    for _ in range(2):
+        store.restore([copy(10, 3, (7, 7, 7))])
+        for at, group in zip((1, 2, 3), tensors, strict=True):
+            assert torch.allclose(group[1][7], group[1][at], atol=0.05)
+            group[1][7] = 0
+    proof = store.take_proof()
+    assert proof == StepProof(launch_failures=1)
+    assert store.take_proof() is None
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert reason in line
+    assert "\n" not in line
+    faults = new_barrier()
+    ProofKeeper(faults).note(proof.merged(StepProof()))
+    assert (faults.anomalies, faults.active) == (1, True)
+
+
+def test_a_device_that_copies_nothing_stops_with_one_line(monkeypatch, capsys):
+    def fail(*_):
+        raise CopiesDoNotWorkError("nothing can be copied on cuda:0: the device is gone")
+
+    monkeypatch.setattr("statecache.checkpoint.pool.working_ops", fail)
+    with pytest.raises(SystemExit):
+        store_over(monkeypatch, shared=False, checkpoint_slots=4)
+    assert capsys.readouterr().err == (
+        "statecache: a pool of native checkpoints cannot be made: nothing can be copied on cuda:0:"
+        " the device is gone\n"
+    )
 
 
 def test_the_error_of_int8_is_measured_for_each_group(monkeypatch):

@@ -9,10 +9,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from statecache.engine.seams import Seam, check
 from statecache.errors import SeamError
+from statecache.tools.doctor import _of_copies
+from statecache.tools.doctor_child import TorchFound
 from statecache.tools.doctor_server import look_at_server
 from support.doctored import doctor, findings, planted
 from support.replay_support import assert_one_line, run
@@ -376,3 +379,38 @@ def test_with_a_server_elsewhere_no_engine_is_needed_here() -> None:
         assert done.stdout.endswith("It would work.\n")
         assert done.returncode == 0
     assert doctor("--url", url).returncode == 1
+
+
+def copies_found(**changes):
+    """What the doctor says of the copies where torch sees these GPUs."""
+    found = TorchFound(
+        torch="2.15.0",
+        cuda="13.0",
+        devices=["A", "B"],
+        capabilities=["9.0", "12.0"],
+        cpu_instructions="AVX2",
+        cuda_architectures="80-real,90-real",
+    )
+    return _of_copies(msgspec.structs.replace(found, **changes))
+
+
+def test_kernels_that_work_on_every_gpu() -> None:
+    found = copies_found(broken=["", ""])
+    assert found.level == "ok"
+    assert found.text.endswith("AVX2, CUDA 80-real,90-real")
+
+
+def test_a_gpu_without_a_kernel_is_named_with_what_the_build_lacks() -> None:
+    reason = "launch failed: no kernel image is available for execution on the device"
+    found = copies_found(broken=["", reason])
+    assert found.level == "note"
+    assert f"the kernels do not work on B (12.0): {reason}: plain torch operators" in found.text
+    assert "-C cmake.define.CMAKE_CUDA_ARCHITECTURES=120" in found.text
+    assert " A " not in found.text
+
+
+def test_a_driver_too_old_for_every_gpu() -> None:
+    reason = "launch failed: CUDA driver version is insufficient for CUDA runtime version"
+    found = copies_found(broken=[reason, reason])
+    assert f"A (9.0): {reason}; B (12.0): {reason}" in found.text
+    assert found.text.endswith("CMAKE_CUDA_ARCHITECTURES=120;90")
