@@ -111,11 +111,14 @@ test-sglang test-vllm: test-%: engines
 
 # A million requests through the cache layers of both engines, each in several ways, one engine a
 # core; at most so many seconds an engine. `make test` has a form of it that takes some seconds.
+# SOAK_KINDS="bursts of siblings": those alone, requests that wait for one another's state.
 SOAK_REQUESTS := 1000000
 SOAK_SECONDS := 7200
+SOAK_KINDS :=
 soak: engines
 	printf '%s\n' sglang vllm | xargs -P 2 -I '{}' env PYTHONPATH=tests:tests/engines/{}/standins \
-	  $(ENGINES)/bin/python -W ignore tests/engines/{}/test_soak.py --requests $(SOAK_REQUESTS) --seconds $(SOAK_SECONDS)
+	  $(ENGINES)/bin/python -W ignore tests/engines/{}/test_soak.py --requests $(SOAK_REQUESTS) --seconds $(SOAK_SECONDS) \
+	  --kinds "$(SOAK_KINDS)"
 
 engines: $(VENV)/.ready
 	tests/engines/install.sh $(ENGINES)

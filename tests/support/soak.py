@@ -82,12 +82,18 @@ def soak(
 
 
 def main(kinds: Iterable[str], run: Callable[[str, int, float], Report]) -> None:
-    """Soak each kind for a share of --seconds or until --requests were served by each."""
+    """Soak each kind for a share of --seconds or until --requests were served by each.
+
+    With --kinds those whose names hold it.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=int, default=1_000_000, help="of each kind")
     parser.add_argument("--seconds", type=float, default=7_200, help="of all kinds together")
+    parser.add_argument("--kinds", default="", help="a part of the names of those to soak")
     asked = parser.parse_args()
-    kinds = list(kinds)
+    kinds = [kind for kind in kinds if asked.kinds in kind]
+    if not kinds:
+        sys.exit(f"soak: no kind has {asked.kinds!r} in its name")
     print(
         f"soak: {asked.requests:,} requests through each of {', '.join(kinds)}, or"
         f" {asked.seconds / len(kinds):,.0f} s each",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from statecache.engine.metrics import EventCounters
 from statecache.engine.settings import Settings
 from statecache.engine.shared_heads import Prompt, SharedHeads
 from statecache_sglang.seams import scheduler
@@ -21,9 +22,9 @@ __all__ = ["HeadWaits"]
 class HeadWaits:
     """The shared heads of one scheduler, and its queue as it was last sorted."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, counts: EventCounters) -> None:
         self._on = settings.wait_for_head == "on"
-        self._heads = SharedHeads(settings.cost_model())
+        self._heads = SharedHeads(settings.cost_model(), counts)
         self._queue: Sequence[Request] = ()
 
     def note_queue(self, queue: Sequence[Request]) -> None:
@@ -57,9 +58,9 @@ class HeadWaits:
         hit = req.prefix_len + req.host_hit_length
         return self._heads.should_wait(req, _prompt(req), hit, _runs_with(adder))
 
-    def is_waiting(self, req: Request) -> bool:
-        """Whether it was passed over when it was asked last."""
-        return self._heads.is_waiting(req)
+    def admitted(self, req: Request) -> None:
+        """A queued request is going to be prefilled."""
+        self._heads.admitted(req, req.prefix_len)
 
 
 def _prompt(req: Request) -> Prompt:

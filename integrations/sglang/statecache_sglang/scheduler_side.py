@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from statecache.engine.faults import FaultBarrier, advisory
-from statecache.engine.metrics import EventCounters, MetricKey, Reporter
+from statecache.engine.metrics import EventCounters, Reporter
 from statecache.engine.settings import Settings
 from statecache.index.keyed_index import PrefixKey, TokenPrefixes
 from statecache_sglang.head_waits import HeadWaits
@@ -55,7 +55,7 @@ class SchedulerSide:
         self.is_locked = is_locked
         self.registry = StateRegistry(settings, find_below, slots)
         self._is_locked = is_locked
-        self._waits = HeadWaits(settings)
+        self._waits = HeadWaits(settings, self.registry.counts)
         self.faults = FaultBarrier(_log, "SGLang's own order takes over", "the state index failed")
         self.reporter: Reporter | None = None
 
@@ -73,6 +73,7 @@ class SchedulerSide:
     def admitted(self, cache: TreeCache, req: Request) -> None:
         """A request is going to be prefilled: tell a policy that needs prompts."""
         self.registry.resumed(req.last_node)
+        self._waits.admitted(req)
         if not self.registry.needs_prompts:
             return
         tokens = req.full_untruncated_fill_ids
@@ -117,11 +118,7 @@ class SchedulerSide:
     @advisory
     def should_wait(self, adder: PrefillAdder, req: Request) -> bool:
         """Whether a queued request waits for the state of another one."""
-        began = not self._waits.is_waiting(req)
-        waits = self._waits.should_wait(adder, req)
-        if waits and began:
-            self.counts.add(MetricKey.HEAD_WAITS.value)
-        return waits
+        return self._waits.should_wait(adder, req)
 
     def note_insert(self, state: int, params: InsertParameters | None, depth: int) -> None:
         """An insert puts the state of this node next, at `depth`; without one nothing is known."""

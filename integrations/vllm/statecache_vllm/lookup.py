@@ -219,6 +219,7 @@ class Lookup:
         request must not go on from a block without its state.
         """
         planned = self.planned.pop(request.request_id, None)
+        self._note_wait(request, self._report.hit_of(request))
         self._report.admitted(request)
         if planned is not None:
             self._promise(planned, request, blocks)
@@ -314,6 +315,12 @@ class Lookup:
         self._hit.pop(name, None)
         if self.protected is not None:
             self.protected.finished(name)
+
+    @guarded(_wait_for_nothing)
+    def _note_wait(self, request: Request, hit: int) -> bool:
+        if self.heads is not None:
+            self.heads.admitted(request, hit)
+        return False
 
     @guarded(_wait_for_nothing)
     def _end_wait(self, request: Request) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from statecache import CostModel
+from statecache.engine.metrics import EventCounters
 from statecache.engine.shared_heads import Prompt, SharedHeads
 from statecache_vllm import seams
 from statecache_vllm.views import Request
@@ -51,10 +52,13 @@ class QueuedHeads:
 
     Requests resume at multiples of `grid` tokens; each hash of vLLM adds `hash_tokens` to the one
     before it; states are kept every `interval` tokens, 0 for at no fixed distance.
+    `counts` gets the numbers of waits.
     """
 
-    def __init__(self, cost: CostModel, grid: int, hash_tokens: int, interval: int) -> None:
-        self._heads = SharedHeads(cost)
+    def __init__(
+        self, cost: CostModel, grid: int, hash_tokens: int, interval: int, counts: EventCounters
+    ) -> None:
+        self._heads = SharedHeads(cost, counts)
         self._grid, self._hash_tokens, self._interval = grid, hash_tokens, interval
         self._prompts: WeakKeyDictionary[Request, Prompt] = WeakKeyDictionary()
         self._cuts: dict[str, _Cut] = {}
@@ -86,6 +90,10 @@ class QueuedHeads:
         """Whether a request goes on waiting; it need not be looked up then."""
         hit = self._hits.get(request.request_id)
         return hit is not None and self.must_wait(request, hit)
+
+    def admitted(self, request: Request, hit: int) -> None:
+        """A request of the queue got its blocks, and begins at `hit`."""
+        self._heads.admitted(request, hit)
 
     def begin_chunk(self, request: Request, start: int, queued: Iterable[Request]) -> None:
         """Have vLLM end the prefill of `request`, and keep a state, where the most others part."""

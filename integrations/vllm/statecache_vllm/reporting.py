@@ -56,7 +56,7 @@ class SchedulerReport:
         self._settings, self._parts, self._proofs = settings, parts, proofs
         mode = settings.checkpoints
         self._bytes = 0 if mode is None else bytes_per_state(mode, kv_cache_config)
-        self._counts = EventCounters()
+        self.counts = EventCounters()
         self._found: dict[str, tuple[int, int]] = {}
         self._of_checkpoints: dict[str, float] = {}
         self._pending: dict[str, float] = {}
@@ -84,7 +84,7 @@ class SchedulerReport:
 
     def _count_admitted(self, request: Request) -> None:
         hit, resident = self._found.pop(request.request_id, (0, 0))
-        self._counts.admitted(request.num_tokens, hit, resident)
+        self.counts.admitted(request.num_tokens, hit, resident)
 
     def finished(self, name: str, *, last: bool) -> None:
         """A request ended, admitted or not; after the last one there may be no step for long."""
@@ -111,7 +111,7 @@ class SchedulerReport:
         if parts.checkpoints is not None:
             self._of_checkpoints = self._sample_checkpoints(parts.checkpoints)
         return {
-            **self._counts.sample(),
+            **self.counts.sample(),
             **self._proofs.sample(),
             **self._of_checkpoints,
             **self.also(),

@@ -104,7 +104,8 @@ class SchedulerSide:
         if self._settings.wait_for_head == "on":
             grid, unit = math.lcm(*sizes), pool.hash_block_size
             cost = self._settings.cost_model()
-            self.lookup.heads = QueuedHeads(cost, grid, unit, self._interval)
+            counts = self.report.counts
+            self.lookup.heads = QueuedHeads(cost, grid, unit, self._interval, counts)
         if self._settings.block_policy != "stock" or self._slots:
             self._take_blocks(manager, rows)
         PatchSet(rows).install()

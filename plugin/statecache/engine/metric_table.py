@@ -37,6 +37,8 @@ class MetricKey(StrEnum):
     MISSED_BY_STATE_REQUESTS = "missed_by_state_requests"
     MISSED_BY_STATE_TOKENS = "missed_by_state_tokens"
     HEAD_WAITS = "head_waits"
+    HEAD_WAIT_STEPS = "head_wait_steps"
+    HEAD_WAIT_SAVED_TOKENS = "head_wait_saved_tokens"
     DRAFT_TOKENS = "draft_tokens"
     ACCEPTED_TOKENS = "accepted_tokens"
     DRAFT_LOST_TOKENS = "draft_lost_tokens"
@@ -116,6 +118,12 @@ METRICS = (
         MetricKey.HEAD_WAITS,
         "counter",
         "Requests that waited for the state of a head that another one was computing",
+    ),
+    Metric(MetricKey.HEAD_WAIT_STEPS, "counter", "Steps in which such a request was passed over"),
+    Metric(
+        MetricKey.HEAD_WAIT_SAVED_TOKENS,
+        "counter",
+        "Tokens they did not compute again, beyond what was cached when they began to wait",
     ),
     Metric(MetricKey.DRAFT_TOKENS, "counter", "Tokens that a drafter proposed"),
     Metric(MetricKey.ACCEPTED_TOKENS, "counter", "Of these, those that the model accepted"),

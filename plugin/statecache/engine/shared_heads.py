@@ -20,6 +20,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
+from statecache.engine.metrics import EventCounters, MetricKey
+
 if TYPE_CHECKING:
     from statecache import CostModel
 
@@ -57,6 +59,15 @@ def common_tokens(a: Sequence[int], b: Sequence[int]) -> int:
     return low
 
 
+class _Wait:
+    """That a queued request waits, or has waited: for what, and from where it could have begun."""
+
+    def __init__(self, work: _Work, hit: int) -> None:
+        self.work: _Work | None = work
+        self.hit = hit
+        self.admitted = False
+
+
 class _Work:
     """What one request is computing: from where, and where it will leave states."""
 
@@ -81,14 +92,17 @@ class SharedHeads:
     """The requests that are being computed, and who waits for one of their states.
 
     Requests are objects of the engine, told apart by identity, that can be referred to weakly.
+    `counts` gets the numbers of waits.
     """
 
-    def __init__(self, cost: CostModel, least: int = LEAST_TOKENS) -> None:
+    def __init__(
+        self, cost: CostModel, counts: EventCounters | None = None, least: int = LEAST_TOKENS
+    ) -> None:
         self._cost = cost.cost
+        self._counts = EventCounters() if counts is None else counts
         self._least = least
         self._work: WeakKeyDictionary[object, _Work] = WeakKeyDictionary()
-        # By queued request: what it waits for; None once it has waited.
-        self._waits: WeakKeyDictionary[object, _Work | None] = WeakKeyDictionary()
+        self._waits: WeakKeyDictionary[object, _Wait] = WeakKeyDictionary()
 
     # What a request that runs does.
 
@@ -130,7 +144,8 @@ class SharedHeads:
         work = self._work_of(request, prompt)
         depths: list[int] = []
         for other, its_prompt in islice(queued, MOST_QUEUED):
-            if other is request or (other in self._waits and self._waits[other] is None):
+            wait = self._waits.get(other)
+            if other is request or (wait is not None and wait.work is None):
                 continue
             depth = work.shared_with(other, its_prompt) // grid * grid
             if self._is_worth(at, depth) and depth < limit:
@@ -160,22 +175,30 @@ class SharedHeads:
 
         `is_running` says of a request whether it goes on by itself.
         """
-        awaited = self._waits.get(request)
-        if request in self._waits and awaited is None:
+        wait = self._waits.get(request)
+        if wait is not None and wait.work is None:
             return False
         for other, work in list(self._work.items()):
-            if other is request or (awaited is not None and work is not awaited):
+            if other is request or (wait is not None and work is not wait.work):
                 continue
             if self._state_to_wait_for(work, request, prompt, hit) and is_running(other):
-                self._waits[request] = work
+                if wait is None:
+                    self._waits[request] = _Wait(work, hit)
+                    self._counts.add(MetricKey.HEAD_WAITS.value)
+                self._counts.add(MetricKey.HEAD_WAIT_STEPS.value)
                 return True
-        if awaited is not None:
-            self._waits[request] = None
+        if wait is not None:
+            wait.work = None
         return False
 
-    def is_waiting(self, request: object) -> bool:
-        """Whether `should_wait` said so when it was asked last."""
-        return self._waits.get(request) is not None
+    def admitted(self, request: object, hit: int) -> None:
+        """A queued request begins at `hit`: what it waited for, if it did, is known now."""
+        wait = self._waits.get(request)
+        if wait is None or wait.admitted:
+            return
+        wait.work, wait.admitted = None, True
+        if hit > wait.hit:
+            self._counts.add(MetricKey.HEAD_WAIT_SAVED_TOKENS.value, hit - wait.hit)
 
     def _state_to_wait_for(self, work: _Work, request: object, prompt: Prompt, hit: int) -> int:
         if not work.states or work.states[-1] <= hit:

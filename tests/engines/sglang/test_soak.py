@@ -25,9 +25,9 @@ KINDS = {
 SIZES = {"slots": 16, "kv_tokens": 900}
 # Requests that wait for one another, as SGLang schedules them.
 SCHEDULED = {
-    "scheduler": ("rust", {**GDS, "admission": "branch-points"}, {}),
-    "scheduler, overlap": ("python", {"policy": "learned"}, {"overlap": True}),
-    "scheduler, few slots": ("rust", GDS, {"slots": 26, "kv_tokens": 9_000}),
+    "bursts of siblings": ("rust", {**GDS, "admission": "branch-points"}, {}),
+    "bursts of siblings, overlap": ("python", {"policy": "learned"}, {"overlap": True}),
+    "bursts of siblings, few slots": ("rust", GDS, {"slots": 26, "kv_tokens": 9_000}),
 }
 
 
@@ -85,7 +85,9 @@ def run_scheduled(kind: str, requests: int, seconds: float, every: int = 1_000) 
         )
         side = traffic.run.traffic.core.scheduler_side
         assert side.faults.active
-        assert side.counts.numbers["head_waits"] > traffic.arrived / 20
+        numbers = side.counts.numbers
+        assert numbers["head_wait_steps"] >= numbers["head_waits"] > traffic.arrived / 20
+        assert numbers["head_wait_saved_tokens"] > 8 * numbers["head_waits"] / 2
         assert traffic.aborted > traffic.arrived / 50
     return report
 

@@ -173,6 +173,10 @@ def test_a_waiting_request_goes_on_in_the_step_after_the_head(model):
     assert steps == [{first}, {first}, {first, second}]
     assert run.cached[second] == 4096
     run.finish()
+    numbers = run.scheduler_side.report.counts.numbers
+    assert numbers["head_waits"] == 1
+    assert numbers["head_wait_steps"] == 4
+    assert numbers["head_wait_saved_tokens"] == 4096
 
 
 def test_a_waiting_request_goes_on_at_once_when_the_other_is_aborted(model):

@@ -37,11 +37,11 @@ def bursts(run: Run, seed: int) -> Iterator[None]:
     rng = random.Random(seed)
     heads = [words(rng, rng.randint(600, 1400)) for _ in range(3)]
     while True:
-        if rng.random() < 0.15 and len(run.scheduler.requests) < 24:
-            head = rng.choice(heads)[: rng.choice((400, 900, 1400))]
+        if rng.random() < 0.2 and len(run.scheduler.requests) < 24:
+            head = rng.choice(heads)[: rng.choice((400, 900, 1400, 1400))]
             for _ in range(rng.choice((1, 2, 6))):
                 run.add([*head, *words(rng, rng.choice((3, 40, 200)))], tokens=rng.randint(1, 4))
-            if rng.random() < 0.2:
+            if rng.random() < 0.7:
                 heads[rng.randrange(len(heads))] = words(rng, rng.randint(600, 1400))
         for name in list(run.scheduler.requests):
             if rng.random() < 0.01:
@@ -96,6 +96,8 @@ def soaked(
         every=every,
     )
     assert run.shadow.resumed > report.requests / 50
+    waits = run.scheduler_side.report.counts.numbers.get("head_waits", 0)
+    assert kind != BURSTS or waits > report.requests / 20
     if run.scheduler_side.checkpoints is not None:
         assert run.scheduler_side.checkpoints.counts.evicted > report.requests / 50
     return report

@@ -6,6 +6,7 @@ from array import array
 import pytest
 
 from statecache import CostModel
+from statecache.engine.metrics import EventCounters
 from statecache.engine.shared_heads import LEAST_TOKENS, Prompt, SharedHeads, common_tokens
 
 HEAD = list(range(100))
@@ -20,7 +21,7 @@ def prompt(*tail: int, head: int = 100, namespace: str = "") -> Prompt:
 
 
 def heads(least: int = 10, cost: CostModel | None = None) -> SharedHeads:
-    return SharedHeads(cost or CostModel(1, 0), least)
+    return SharedHeads(cost or CostModel(1, 0), least=least)
 
 
 def everything_runs(_request: object) -> bool:
@@ -36,10 +37,8 @@ def test_a_sibling_waits_for_the_head_and_then_goes_on() -> None:
     found.computing(first, prompt(1, 2), 0, [60, 100, 102])
     ask = (second, prompt(3, 4), 0, everything_runs)
     assert found.should_wait(*ask)
-    assert found.is_waiting(second)
     found.computed(first, 102)
     assert not found.should_wait(second, prompt(3, 4), 100, everything_runs)
-    assert not found.is_waiting(second)
 
 
 def test_nobody_waits_where_nothing_runs() -> None:
@@ -135,6 +134,30 @@ def test_the_next_step_of_the_same_request_is_waited_for_too() -> None:
     found.computed(first, 100)
     found.computing(first, its, 100, [101])
     assert not found.should_wait(second, other, 100, everything_runs)
+
+
+def test_waits_are_counted() -> None:
+    """Two wait from 20 on: one two steps, for 80 tokens; the other one step, for nothing."""
+    counts = EventCounters()
+    found = SharedHeads(CostModel(1, 0), counts, least=10)
+    first, second, third = Request(), Request(), Request()
+    its = prompt(1)
+    found.computing(first, its, 20, [50])
+    assert found.should_wait(second, prompt(3), 20, everything_runs)
+    assert found.should_wait(third, prompt(4), 20, everything_runs)
+    found.computed(first, 50)
+    found.computing(first, its, 50, [100])
+    assert found.should_wait(second, prompt(3), 50, everything_runs)
+    assert not found.should_wait(third, prompt(4), 20, nothing_runs)
+    found.admitted(third, 20)
+    found.computed(first, 100)
+    assert not found.should_wait(second, prompt(3), 100, everything_runs)
+    found.admitted(second, 100)
+    found.admitted(second, 102)  # preempted, and back
+    found.admitted(first, 50)
+    assert counts.numbers["head_waits"] == 2
+    assert counts.numbers["head_wait_steps"] == 3
+    assert counts.numbers["head_wait_saved_tokens"] == 80
 
 
 def queue(*prompts: Prompt) -> list[tuple[object, Prompt]]:
