@@ -17,7 +17,8 @@ class CacheLayout:
     """Groups by number, and the unit in which prompts are compared.
 
     `block_tokens` are the tokens of a block, of which vLLM takes `hashes_per_block` hashes; states
-    are wanted every `interval` tokens, 0 for at no fixed distance.
+    are wanted every `interval` tokens, 0 for at no fixed distance. `drops_block` says that vLLM
+    computes the last block of a hit again for a drafter, which needs the hidden states of it.
     """
 
     state_groups: tuple[int, ...]
@@ -25,6 +26,7 @@ class CacheLayout:
     block_tokens: int
     hashes_per_block: int
     interval: int
+    drops_block: bool = False
 
     def path(self, request: Request, tokens: int) -> list[bytes]:
         """Return one hash for each full block of the first tokens of a request."""
@@ -39,8 +41,12 @@ class CacheLayout:
         """
         return Prefix(key_of(path[-1]), len(path) * self.block_tokens)
 
-    def offered_blocks(self, blocks: int) -> list[int]:
+    def end_block(self, tokens: int) -> int:
+        """Return after how many blocks of a prompt the state of its end lies, 0 for nowhere."""
+        return max(tokens // self.block_tokens - self.drops_block, 0)
+
+    def offered_blocks(self, tokens: int) -> list[int]:
         """Return after how many blocks of a prompt states will be offered, as far as is known."""
-        every = self.interval // self.block_tokens
-        between = range(every, blocks, every) if every else ()
-        return [*between, blocks] if blocks else []
+        every, end = self.interval // self.block_tokens, self.end_block(tokens)
+        between = range(every, end, every) if every else ()
+        return [*between, end] if end else []

@@ -26,7 +26,7 @@ from statecache_vllm.views import (
     Tensor,
     VllmConfig,
 )
-from statecache_vllm.worker_side import WorkerSide
+from statecache_vllm.worker_side import StoreReport, WorkerSide
 
 _BASES = seams.connector_bases()
 _Base: Any = _BASES[0]
@@ -58,6 +58,12 @@ class Stored(_WorkerMetadata):  # type: ignore[misc]
         failed = self.failed or other.failed
         return Stored(self.states, refused, failed, self.proof.merged(other.proof))
 
+    def add(self, later: StoreReport) -> None:
+        """Take in what became of further copies on the same worker."""
+        self.states += later.states
+        self.refused += later.refused
+        self.failed = self.failed or later.failed
+
 
 class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
     """The adapter's two halves behind vLLM's connector interface."""
@@ -73,6 +79,10 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
         self._recording: recording.Recording | None = None
         self._scheduler_side: SchedulerSide | None = None
         self._worker_side: WorkerSide | None = None
+        # With a drafter vLLM asks for the report of a step before it has the states stored.
+        self._to_save = False
+        self._incomplete: Stored | None = None
+        self._late: StoreReport | None = None
         if seams.is_scheduler_role(role):
             self._scheduler_side = ours = SchedulerSide(self.settings, vllm_config, kv_cache_config)
             self._recording = recording.begin(asked, ours.faults, ours.report, kv_cache_config)
@@ -207,19 +217,39 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
 
     def restore(self, commands: object) -> None:
         """Bring states back; called before anything else in a step."""
-        if isinstance(commands, StepCommands) and commands.restores:
-            self.worker_side.restore(commands.restores)
+        if isinstance(commands, StepCommands):
+            self._to_save = bool(commands.stores)
+            if commands.restores:
+                self.worker_side.restore(commands.restores)
 
     def wait_for_save(self) -> None:
-        """Store what this step committed: called after the forward."""
+        """Store what this step committed: after the forward, with a drafter after sampling."""
         commands = self._connector_metadata
         if isinstance(commands, StepCommands) and commands.stores:
             self.worker_side.keep(commands.stores)
+        self._to_save = False
+        if self._incomplete is not None:
+            self._late = self.worker_side.report_stores()
+            if self._late is not None:
+                self._incomplete.add(self._late)
+            self._incomplete = None
 
     def build_connector_worker_meta(self) -> Stored | None:
-        """Return what became of this step's stores."""
-        report = self.worker_side.report()
-        return None if report is None else Stored(*report)
+        """Return what became of this step's stores.
+
+        Of those to come it is told when they are done: vLLM hands the object on after that. Where
+        it did not, the next report says so again; what is known already changes nothing.
+        """
+        found, late = self.worker_side.report(), self._late
+        if found is None and late is None and not self._to_save:
+            return None
+        report = Stored(*(found or StoreReport((), ())))
+        if late is not None:
+            report.add(late)
+            self._late = None
+        if self._to_save:
+            self._incomplete = report
+        return report
 
     def start_load_kv(self, forward_context: object, **kwargs: object) -> None:
         """Nothing is loaded layer by layer."""

@@ -63,6 +63,8 @@ class Lookup:
         self._follows_prompts = find_policy(settings.policy).needs_prompts
         self._resident: dict[str, int] = {}  # tokens of a request whose KV was there
         self._hit: dict[str, int] = {}  # states that served a lookup from their blocks
+        if layout.drops_block:
+            report.lost_to_drafter = self._lost_to_drafter
 
     @property
     def known(self) -> set[str]:
@@ -82,6 +84,16 @@ class Lookup:
         self._report.looked_up(request, found)
         self._found = found
         return found
+
+    def _lost_to_drafter(self, request: Request, found: FoundBlocks) -> int:
+        """Return the tokens of the block behind what was found, if it is cached and not used."""
+        layout, pool = self._layout, self._manager.block_pool
+        tokens = (max(found[1:]) // layout.block_tokens + 1) * layout.block_tokens
+        if tokens >= request.num_tokens or not self._manager.prefix_cache_lookup_enabled(request):
+            return 0
+        cached = pool.cached_block_hash_to_block.get_one_block
+        keys = [self._key_at(request, tokens, group) for group in layout.attention_groups]
+        return 0 if any(cached(key) is None for key in keys) else layout.block_tokens
 
     def _wait_for_nothing(self, *_: object) -> bool:
         self.heads = None
@@ -177,14 +189,16 @@ class Lookup:
         layout = self._layout
         _, hit, resident = found
         path = layout.path(request, resident)
-        best = checkpoints.lookup(path, hit // layout.block_tokens)
+        above = hit // layout.block_tokens
+        if checkpoints.lookup(path, above) is None:
+            return found
+        kv, reach = self._kv_of(request)
+        best = checkpoints.lookup(path[:reach], above)
         if best is None:
             return found
         state, slot = best
         depth = checkpoints.tree.depth_of(state)
-        kv = self._kv_of(request, depth)
-        if kv is None:
-            return found
+        kv = {group: blocks[:depth] for group, blocks in kv.items()}
         pool = self._manager.block_pool
         kept = [block for blocks in kv.values() for block in blocks]
         fresh = seams.fresh_blocks(pool, len(layout.state_groups), kept)
@@ -202,15 +216,17 @@ class Lookup:
         groups = [by_group[group] for group in sorted(by_group)]
         return seams.kv_blocks(groups), tokens, resident if resident > tokens else 0
 
-    def _kv_of(self, request: Request, depth: int) -> dict[int, list[KVCacheBlock]] | None:
-        """Return the first `depth` blocks of KV by group, None where vLLM does not find them."""
+    def _kv_of(self, request: Request) -> tuple[dict[int, list[KVCacheBlock]], int]:
+        """Return the blocks of KV by group, and how many of them all groups have.
+
+        The KV of a drafter, in a group of its own, may be there for fewer blocks.
+        """
         layout = self._layout
         found, hits = self._manager.coordinator.find_longest_cache_hit_per_group(
             request.block_hashes, request.num_tokens - 1
         )
-        if any(hits[group] < depth * layout.block_tokens for group in layout.attention_groups):
-            return None
-        return {group: list(found[group][:depth]) for group in layout.attention_groups}
+        reach = min(hits[group] for group in layout.attention_groups) // layout.block_tokens
+        return {group: list(found[group]) for group in layout.attention_groups}, reach
 
     def admitted(self, request: Request, blocks: KVCacheBlocks) -> None:
         """A request got its blocks: the restore planned for it will run in this step.
@@ -294,7 +310,7 @@ class Lookup:
             tokens = request.num_tokens
             path = self._layout.path(request, tokens)
             resident = self._resident.pop(request.request_id, 0)
-            offered = self._layout.offered_blocks(len(path))
+            offered = self._layout.offered_blocks(tokens)
             checkpoints.tree.requested(path, tokens, offered, resident)
         if hit is not None and hit in checkpoints.tree:
             checkpoints.tree.use(hit)

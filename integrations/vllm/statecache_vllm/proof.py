@@ -100,7 +100,7 @@ class ProofKeeper:
         scheduler.reset_prefix_cache(reset_running_requests=True)
 
 
-def _look_at_restores(
+def _look_at_output(
     original: Callable[..., object],
     scheduler: Scheduler,
     scheduler_output: SchedulerOutput,
@@ -108,6 +108,8 @@ def _look_at_restores(
 ) -> object:
     """Around `Scheduler.update_from_output`, of every scheduler in this process."""
     ours = getattr(getattr(scheduler, "connector", None), "scheduler_side", None)
+    if ours is not None:
+        ours.report.stepped(scheduler_output, model_runner_output)
     found = model_runner_output.kv_connector_output
     if ours is not None and found is not None:
         proof = getattr(found.kv_connector_worker_meta, "proof", None)
@@ -116,7 +118,7 @@ def _look_at_restores(
     return original(scheduler, scheduler_output, model_runner_output)
 
 
-_PATCHES = PatchSet([UPDATE_FROM_OUTPUT.wrapped_by(_look_at_restores)])
+_PATCHES = PatchSet([UPDATE_FROM_OUTPUT.wrapped_by(_look_at_output)])
 
 
 def install() -> None:

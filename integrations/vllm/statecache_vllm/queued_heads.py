@@ -25,18 +25,22 @@ class _HashedTokens:
 
     A hash stands for all tokens up to its end, with salt, adapter and images in it: a slice is the
     last one that ends in it. Two prompts seem to share the block in which they part, but its end.
+
+    Where vLLM gives up the last `dropped` tokens of a hit, they are shared only if those behind
+    them are, too.
     """
 
-    def __init__(self, request: Request, tokens_per_hash: int) -> None:
+    def __init__(self, request: Request, tokens_per_hash: int, dropped: int) -> None:
         self._hashes = request.block_hashes
         self._tokens = request.num_tokens
         self._per_hash = tokens_per_hash
+        self._dropped = dropped
 
     def __len__(self) -> int:
-        return self._tokens
+        return max(self._tokens - self._dropped, 0)
 
     def __getitem__(self, tokens: slice) -> bytes:
-        last = min(tokens.stop, self._tokens) // self._per_hash
+        last = min(tokens.stop + self._dropped, self._tokens) // self._per_hash
         return self._hashes[last - 1] if last > tokens.start // self._per_hash else b""
 
 
@@ -51,14 +55,23 @@ class QueuedHeads:
     """Who waits in the queue of one scheduler, and where the prefill of others ends for them.
 
     Requests resume at multiples of `grid` tokens; each hash of vLLM adds `hash_tokens` to the one
-    before it; states are kept every `interval` tokens, 0 for at no fixed distance.
+    before it; states are kept every `interval` tokens, 0 for at no fixed distance. `drops_block`
+    says that vLLM computes the last block of a hit, or what a hash adds, again for a drafter.
     `counts` gets the numbers of waits.
     """
 
     def __init__(
-        self, cost: CostModel, grid: int, hash_tokens: int, interval: int, counts: EventCounters
+        self,
+        cost: CostModel,
+        grid: int,
+        hash_tokens: int,
+        interval: int,
+        counts: EventCounters,
+        *,
+        drops_block: bool = False,
     ) -> None:
         self._heads = SharedHeads(cost, counts)
+        self._dropped = hash_tokens if drops_block else 0
         self._grid, self._hash_tokens, self._interval = grid, hash_tokens, interval
         self._prompts: WeakKeyDictionary[Request, Prompt] = WeakKeyDictionary()
         self._cuts: dict[str, _Cut] = {}
@@ -73,7 +86,7 @@ class QueuedHeads:
     def _prompt(self, request: Request) -> Prompt:
         prompt = self._prompts.get(request)
         if prompt is None:
-            tokens: Any = _HashedTokens(request, self._hash_tokens)
+            tokens: Any = _HashedTokens(request, self._hash_tokens, self._dropped)
             prompt = self._prompts[request] = Prompt(tokens, None)
         return prompt
 
@@ -137,6 +150,8 @@ class QueuedHeads:
 
     def _last_full_block(self, request: Request) -> int:
         """Return where vLLM keeps the state of the end of a prompt."""
+        if self._dropped:
+            return (request.num_prompt_tokens // self._grid - 1) * self._grid
         return (request.num_prompt_tokens - 1) // self._grid * self._grid
 
     def computing(self, request: Request, start: int) -> None:

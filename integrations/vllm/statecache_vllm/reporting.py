@@ -22,7 +22,14 @@ from statecache.engine.metrics import (
 from statecache.engine.settings import Settings
 from statecache_vllm import seams
 from statecache_vllm.checkpoint_memory import bytes_per_state
-from statecache_vllm.views import FoundBlocks, KVCacheConfig, Request, VllmConfig
+from statecache_vllm.views import (
+    FoundBlocks,
+    KVCacheConfig,
+    ModelRunnerOutput,
+    Request,
+    SchedulerOutput,
+    VllmConfig,
+)
 
 if TYPE_CHECKING:
     from statecache_vllm.checkpoints import CheckpointManager
@@ -57,13 +64,15 @@ class SchedulerReport:
         mode = settings.checkpoints
         self._bytes = 0 if mode is None else bytes_per_state(mode, kv_cache_config)
         self.counts = EventCounters()
-        self._found: dict[str, tuple[int, int]] = {}
+        self._found: dict[str, tuple[int, int, int]] = {}
         self._of_checkpoints: dict[str, float] = {}
         self._pending: dict[str, float] = {}
         self._reporter = Reporter(self._sample, lambda: self._take)
         self._best_effort = BestEffort(_call)
         self.also: Callable[[], dict[str, float]] = dict
         """What else is to be shown."""
+        self.lost_to_drafter: Callable[[Request, FoundBlocks], int] = lambda *_: 0
+        """The tokens behind what was found that are cached and computed again for a drafter."""
         self._is_last = False
 
     def looked_up(self, request: Request, found: FoundBlocks) -> None:
@@ -72,7 +81,7 @@ class SchedulerReport:
 
     def _note(self, request: Request, found: FoundBlocks) -> None:
         _, hit, resident = found
-        self._found[request.request_id] = (hit, resident)
+        self._found[request.request_id] = (hit, resident, self.lost_to_drafter(request, found))
 
     def admitted(self, request: Request) -> None:
         """A request is going to be prefilled from what was last found for it."""
@@ -80,11 +89,30 @@ class SchedulerReport:
 
     def hit_of(self, request: Request) -> int:
         """Return the tokens that were last found for a request that is going to be admitted."""
-        return self._found.get(request.request_id, (0, 0))[0]
+        return self._found.get(request.request_id, (0, 0, 0))[0]
 
     def _count_admitted(self, request: Request) -> None:
-        hit, resident = self._found.pop(request.request_id, (0, 0))
+        hit, resident, lost = self._found.pop(request.request_id, (0, 0, 0))
         self.counts.admitted(request.num_tokens, hit, resident)
+        if lost:
+            self.counts.add(MetricKey.DRAFT_LOST_TOKENS.value, lost)
+
+    def stepped(self, step: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        """The output of a step is there: which drafted tokens were accepted is known."""
+        if step.scheduled_spec_decode_tokens:
+            self._best_effort(self._count_drafts, step, output)
+
+    def _count_drafts(self, step: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        drafted = accepted = 0
+        invalid = step.num_invalid_spec_tokens or {}
+        for name, drafts in step.scheduled_spec_decode_tokens.items():
+            at = output.req_id_to_index.get(name)
+            sampled = output.sampled_token_ids[at] if at is not None else ()
+            if sampled:
+                drafted += len(drafts) - invalid.get(name, 0)
+                accepted += len(sampled) - 1
+        self.counts.add(MetricKey.DRAFT_TOKENS.value, drafted)
+        self.counts.add(MetricKey.ACCEPTED_TOKENS.value, accepted)
 
     def finished(self, name: str, *, last: bool) -> None:
         """A request ended, admitted or not; after the last one there may be no step for long."""

@@ -63,6 +63,7 @@ class SchedulerSide:
                     "a checkpoint pool needs a model of full attention and recurrent layers only"
                 )
             self._slots = pool_slots(settings, vllm_config, kv_cache_config)
+        if self._slots or (vllm_config.speculative_config is not None and not settings.dry_run):
             proof.install()
         self._interval = settle_interval(
             settings,
@@ -89,7 +90,12 @@ class SchedulerSide:
         block = max(sizes)
         states, attention, _ = self._groups
         self.layout = CacheLayout(
-            tuple(states), tuple(attention), block, block // pool.hash_block_size, self._interval
+            tuple(states),
+            tuple(attention),
+            block,
+            block // pool.hash_block_size,
+            self._interval,
+            drops_block=manager.use_eagle,
         )
         self.stores = Stores(self.parts, self.layout)
         self.lookup = Lookup(self._settings, self.parts, self.layout, manager, self.report)
@@ -105,7 +111,9 @@ class SchedulerSide:
             grid, unit = math.lcm(*sizes), pool.hash_block_size
             cost = self._settings.cost_model()
             counts = self.report.counts
-            self.lookup.heads = QueuedHeads(cost, grid, unit, self._interval, counts)
+            self.lookup.heads = QueuedHeads(
+                cost, grid, unit, self._interval, counts, drops_block=manager.use_eagle
+            )
         if self._settings.block_policy != "stock" or self._slots:
             self._take_blocks(manager, rows)
         PatchSet(rows).install()

@@ -79,8 +79,7 @@ class Stores:
         for tokens, blocks in by_depth.items():
             if tokens % layout.block_tokens or len(blocks) != len(layout.state_groups):
                 continue  # the end of a prompt inside a block, which the blocks keep
-            last = request.num_prompt_tokens // layout.block_tokens * layout.block_tokens
-            end = tokens >= last
+            end = tokens // layout.block_tokens >= layout.end_block(request.num_prompt_tokens)
             between = not end and layout.interval > 0 and tokens % layout.interval == 0
             path = layout.path(request, tokens)
             stored = checkpoints.prepare_store(path, end=end, between=between)

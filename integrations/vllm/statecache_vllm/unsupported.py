@@ -35,12 +35,20 @@ def _above_one(value: object) -> bool:
     return isinstance(value, int) and value > 1
 
 
+def _extracts(value: object) -> bool:
+    return getattr(value, "method", None) == "extract_hidden_states"
+
+
+def _drafts_from_states(value: object) -> bool:
+    draft = getattr(value, "draft_model_config", None)
+    return getattr(value, "method", None) == "draft_model" and getattr(draft, "is_hybrid", False)
+
+
 # By the field of `EngineArgs` (vLLM 0.32.0): what is refused, and how the line calls it.
 REFUSED: dict[str, tuple[_Test, str]] = {
     "kv_transfer_config": (_given, "--kv-transfer-config (KV transfer, PD disaggregation)"),
     "ec_transfer_config": (_given, "--ec-transfer-config"),
     "kv_offloading_size": (_given, "--kv-offloading-size"),
-    "speculative_config": (_given, "speculative decoding (--speculative-config)"),
     "pipeline_parallel_size": (_above_one, "pipeline parallelism (--pipeline-parallel-size)"),
     "data_parallel_size": (_above_one, "data parallelism (--data-parallel-size)"),
     "decode_context_parallel_size": (_above_one, "--decode-context-parallel-size"),
@@ -63,16 +71,22 @@ def refuse(engine_args: EngineArgs, *, pool: bool) -> None:
 
 
 # As above, by what vLLM made of all its flags, of the model and of the environment: it also takes
-# --spec-method, models that bring their own draft, and VLLM_DP_SIZE.
-_IN_CONFIG = {
-    "speculative_config": (_given, REFUSED["speculative_config"][1]),
-    "parallel_config.data_parallel_size": (_above_one, REFUSED["data_parallel_size"][1]),
-}
+# --spec-method, models that bring their own draft, and VLLM_DP_SIZE. The drafters of vLLM 0.32 know
+# attention alone: in states of their own a rejected draft would stay.
+_IN_CONFIG: tuple[tuple[str, _Test, str], ...] = (
+    ("parallel_config.data_parallel_size", _above_one, REFUSED["data_parallel_size"][1]),
+    (
+        "speculative_config",
+        _extracts,
+        "the speculative method extract_hidden_states (it needs a KV connector of its own)",
+    ),
+    ("speculative_config", _drafts_from_states, "a draft model with recurrent states"),
+)
 
 
 def refuse_config(config: VllmConfig) -> None:
     """Raise `SettingsError` if vLLM's configuration holds something that is not supported."""
-    for path, (asked_for, name) in _IN_CONFIG.items():
+    for path, asked_for, name in _IN_CONFIG:
         if asked_for(operator.attrgetter(path)(config)):
             raise not_supported(name)
 

@@ -194,6 +194,7 @@ class KVCacheManager(Protocol):
     block_pool: BlockPool
     coordinator: Coordinator
     empty_kv_cache_blocks: KVCacheBlocks
+    use_eagle: bool
 
     def prefix_cache_lookup_enabled(self, request: Request) -> bool:
         """Whether a request may use what is cached."""
@@ -246,6 +247,8 @@ class SchedulerOutput(Protocol):
     num_scheduled_tokens: Mapping[str, int]
     kv_connector_block_state: BoundaryStates | None
     kv_connector_metadata: object
+    scheduled_spec_decode_tokens: Mapping[str, Sequence[int]]
+    num_invalid_spec_tokens: Mapping[str, int] | None
 
 
 class ConnectorOutput(Protocol):
@@ -258,6 +261,8 @@ class ModelRunnerOutput(Protocol):
     """What the workers hand back of a step."""
 
     kv_connector_output: ConnectorOutput | None
+    req_id_to_index: Mapping[str, int]
+    sampled_token_ids: Sequence[Sequence[int]]
 
 
 class Scheduler(Protocol):

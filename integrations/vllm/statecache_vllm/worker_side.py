@@ -87,13 +87,14 @@ class WorkerSide:
         What the checks found is not guarded: a wrong answer must not go on because of an error.
         """
         proof = None if self.store is None else self.store.take_proof()
-        report = self._report()
+        report = self.report_stores()
         if proof is None:
             return report
         return (report or StoreReport((), ()))._replace(proof=proof)
 
     @guarded(_report_failure)
-    def _report(self) -> StoreReport | None:
+    def report_stores(self) -> StoreReport | None:
+        """Return what became of the copies since the last report, without what checks found."""
         if self._failed:
             return self._report_failure()
         report = None if self.store is None else self.store.report()
@@ -141,7 +142,7 @@ class CheckpointStore:
             pool.alloc(total)
             self._pools.append(_Pool(active, pool, positions, kind))
         self.records = SlotRecords(settings.verify, self._sums)
-        self._stored: tuple[int, ...] | None = None
+        self._stored: list[int] = []
         self._reports: list[tuple[_Pool, Any, dict[int, int]]] = []
         self._launch_failures = 0
         self._look_anew()
@@ -172,7 +173,7 @@ class CheckpointStore:
 
     def store(self, copies: Sequence[CheckpointCopy]) -> None:
         """Keep states, one launch a tensor kind."""
-        self._stored = tuple(copy.state for copy in copies)
+        self._stored += (copy.state for copy in copies)
         self.records.erase(copy.slot for copy in copies)
         for pool in self._pools:
             blocks, slots, states = _places(pool, copies)
@@ -198,13 +199,13 @@ class CheckpointStore:
                 self._errors.append((pool.kind, found))
 
     def report(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Return the states of the last store and which of them hold NaN or Inf, once.
+        """Return the states stored since the last time and which of them hold NaN or Inf.
 
         In int8 this waits for the device; exact copies are never refused.
         """
-        if self._stored is None:
+        if not self._stored:
             return None
-        stored, self._stored = self._stored, None
+        stored, self._stored = tuple(self._stored), []
         refused: dict[int, None] = {}
         for pool, report, states in self._reports:
             slots = report.refused()

@@ -67,5 +67,12 @@ def any_model(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def drafting(tmp_path_factory):
+    """A model that brings a drafter."""
+    folder = tmp_path_factory.mktemp("drafting")
+    return tiny_models.add_drafter(tiny_models.make_tiny_model("qwen3_next", folder))
+
+
+@pytest.fixture(scope="session")
 def model(tmp_path_factory):
     return tiny_models.make_tiny_model("qwen3_next", tmp_path_factory.mktemp("model"))

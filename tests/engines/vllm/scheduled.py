@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import engine  # noqa: F401  (sets vLLM's switches before it is imported)
 import torch
@@ -34,8 +35,24 @@ _HASH = get_hash_fn_by_name("sha256")
 GROUPS = 3
 
 
+class Drafter(NamedTuple):
+    """A drafter of so many tokens a step; with `own_group` its KV lies in a group of its own."""
+
+    method: str = "mtp"
+    tokens: int = 2
+    own_group: bool = False
+
+    @property
+    def config(self) -> dict[str, Any]:
+        more = {} if self.method != "ngram" else {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
+        return {"method": self.method, "num_speculative_tokens": self.tokens, **more}
+
+
 def _groups(
-    block: int, attention_block: int | None = None, alignment: int | None = None
+    block: int,
+    attention_block: int | None = None,
+    alignment: int | None = None,
+    drafter: Drafter | None = None,
 ) -> list[KVCacheGroupSpec]:
     state = MambaSpec(
         block_size=block,
@@ -44,12 +61,18 @@ def _groups(
         mamba_cache_mode="align",
         num_prefill_checkpoint_blocks=int(alignment is not None),
         prefill_checkpoint_alignment=alignment,
+        num_speculative_blocks=drafter.tokens if drafter else 0,
     )
     attention = FullAttentionSpec(
         block_size=attention_block or block, num_kv_heads=4, head_size=64, dtype=torch.bfloat16
     )
     groups = [KVCacheGroupSpec([f"state.{i}"], state) for i in range(GROUPS)]
-    return [*groups, KVCacheGroupSpec(["attention"], attention)]
+    groups.append(KVCacheGroupSpec(["attention"], attention))
+    if drafter is not None and drafter.own_group:
+        own = dataclasses.replace(attention, num_kv_heads=2, head_size=128)
+        groups.append(KVCacheGroupSpec(["drafter"], own))
+    groups[-1].is_eagle_group = drafter is not None and drafter.method == "mtp"
+    return groups
 
 
 class Shadow:
@@ -117,9 +140,12 @@ class Run:
         length: int = 4096,
         alignment: int | None = None,
         attention_block: int | None = None,
+        drafter: Drafter | None = None,
         **more: Any,
     ) -> None:
         load_general_plugins()
+        if drafter is not None:
+            more["speculative_config"] = drafter.config
         config: dict[str, Any] = {}
         if plugin is not None:
             config = {f"statecache_{name}": value for name, value in plugin.items()}
@@ -140,7 +166,7 @@ class Run:
         kv = KVCacheConfig(
             num_blocks=blocks,
             kv_cache_tensors=[],
-            kv_cache_groups=_groups(block, attention_block or block, alignment),
+            kv_cache_groups=_groups(block, attention_block or block, alignment, drafter),
             prefix_cache_retention_interval=self.config.cache_config.prefix_cache_retention_interval,
         )
         self.scheduler = Scheduler(
@@ -169,11 +195,13 @@ class Run:
     def scheduler_side(self) -> Any:
         return self.scheduler.connector.scheduler_side
 
-    def add(self, prompt: Sequence[int], tokens: int = 1, **more: Any) -> str:
-        """Add a request; `more` goes to vLLM's `Request`."""
+    def add(
+        self, prompt: Sequence[int], tokens: int = 1, stop: Sequence[int] = (), **more: Any
+    ) -> str:
+        """Add a request that ends at one of the tokens `stop`; `more` goes to vLLM's `Request`."""
         self._count += 1
         name = f"r{self._count}"
-        sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, stop_token_ids=list(stop))
         sampling.update_from_generation_config({}, 0)
         request = Request(
             request_id=name,

@@ -1,7 +1,7 @@
 """What broken state caches elsewhere got wrong, on vLLM's real scheduler and block pool.
 
 A warm answer equals a cold one in test_outputs.py and test_server.py; speculative decoding is
-refused in test_seams.py; free + used = all blocks after every step in test_guard.py, too.
+in test_drafted_states.py; free + used = all blocks after every step in test_guard.py, too.
 `Shadow` checks in every one of them that a request resumes from its own state.
 """
 

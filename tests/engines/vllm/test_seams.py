@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -164,7 +165,6 @@ NOT_SUPPORTED = {
     "kv_transfer_config": object(),
     "ec_transfer_config": object(),
     "kv_offloading_size": 1.0,
-    "speculative_config": {"method": "ngram"},
     "scheduler_cls": "other.Scheduler",
     **dict.fromkeys(["enable_sleep_mode", "disable_hybrid_kv_cache_manager"], True),
     **{field: 2 for field in REFUSED if field.endswith("parallel_size")},
@@ -184,7 +184,6 @@ def test_what_is_not_supported_stops_with_one_line(model, field):
 @pytest.mark.parametrize(
     ("flags", "environment", "name"),
     [
-        ({"spec_method": "ngram", "spec_tokens": 2}, {}, "speculative decoding"),
         ({}, {"VLLM_DP_SIZE": "2"}, "data parallelism"),
     ],
 )
@@ -196,6 +195,41 @@ def test_what_is_asked_for_in_another_way_is_refused_too(
     engine_args = EngineArgs(model=str(model), block_size=32, additional_config=ON, **flags)
     with pytest.raises(SystemExit, match=f"statecache: {name} .* is not supported with"):
         engine_args.create_engine_config()
+
+
+@pytest.mark.parametrize(
+    ("method", "hybrid", "name"),
+    [
+        ("extract_hidden_states", False, "the speculative method extract_hidden_states"),
+        ("draft_model", True, "a draft model with recurrent states"),
+        ("draft_model", False, None),
+        ("mtp", True, None),  # vLLM says of an MTP head what it says of its model
+        *((name, False, None) for name in ("ngram", "eagle", "eagle3", "dflash", "dspark")),
+    ],
+)
+def test_which_drafters_are_refused(method, hybrid, name):
+    draft = types.SimpleNamespace(method=method, draft_model_config=types.SimpleNamespace())
+    draft.draft_model_config.is_hybrid = hybrid
+    config = types.SimpleNamespace(
+        speculative_config=draft, parallel_config=types.SimpleNamespace(data_parallel_size=1)
+    )
+    if name is None:
+        unsupported.refuse_config(config)
+        return
+    with pytest.raises(SettingsError, match=f"{name} .*is not supported with"):
+        unsupported.refuse_config(config)
+
+
+def test_ngram_and_mtp_go_with_the_plugin(drafting):
+    for given in (
+        {"spec_method": "ngram", "spec_tokens": 2},
+        {"spec_method": "mtp", "spec_tokens": 1},
+    ):
+        config = EngineArgs(
+            model=str(drafting), block_size=32, additional_config=ON, **given
+        ).create_engine_config()
+        assert config.kv_transfer_config.kv_connector == "StateCacheConnector"
+        assert config.num_speculative_tokens > 0
 
 
 @pytest.mark.parametrize(

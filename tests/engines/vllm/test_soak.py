@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import tiny_models
-from scheduled import Run, traffic, words
+from drafted import DraftedWorker, conversations
+from scheduled import Drafter, Run, traffic, words
 from vllm.v1.request import RequestStatus
 
 from statecache_vllm import seams
@@ -20,12 +21,30 @@ from support import soak
 
 POOL = {"checkpoints": "native", "checkpoint_slots": 16}
 BURSTS = "bursts of siblings"
+DRAFTED = {
+    "drafter and native pool": (Drafter("mtp", 2), 0.18, 256, 2, POOL),
+    "drafter of its own group and pool by learned": (
+        Drafter("mtp", 3, own_group=True),
+        0.6,
+        1024,
+        4,
+        {**POOL, "policy": "learned"},
+    ),
+    "ngram and int8 pool": (
+        Drafter("ngram", 2),
+        0.6,
+        8192,
+        8,
+        {**POOL, "checkpoints": "int8", "checkpoint_interval": 512},
+    ),
+}  # the drafter, the share it guesses, the tokens of a step, the size of prompts, the settings
 KINDS = {
     "reuse and pool": POOL,
     "pool by learned": {**POOL, "policy": "learned"},
     "reuse": {},
     "stock and int8 pool": {"block_policy": "stock", "checkpoints": "int8", "checkpoint_slots": 16},
     BURSTS: {**POOL, "checkpoint_interval": 512},
+    **{kind: settings for kind, (*_, settings) in DRAFTED.items()},
 }
 
 
@@ -53,9 +72,12 @@ def bursts(run: Run, seed: int) -> Iterator[None]:
         yield
 
 
-def check(run: Run) -> None:
+def check(run: Run, worker: DraftedWorker | None = None) -> None:
     """The counts of vLLM, the plugin's own invariants, and that both know the same."""
     run.check()
+    if worker is not None:
+        assert worker.wrong == {}
+        worker.forget()
     scheduler_side, pool = run.scheduler_side, run.pool
     assert scheduler_side.faults.anomalies == 0
     assert scheduler_side.queue is not None
@@ -80,7 +102,14 @@ def check(run: Run) -> None:
 def soaked(
     model: Path, kind: str, requests: int, seconds: float, every: int = 1_000
 ) -> soak.Report:
-    if kind == BURSTS:
+    worker = None
+    if kind in DRAFTED:
+        drafter, accept, budget, scale, plugin = DRAFTED[kind]
+        blocks = 80 * scale
+        run = Run(model, blocks=blocks, budget=budget, plugin=plugin, drafter=drafter)
+        worker = DraftedWorker(run, drafter.tokens, accept)
+        steps = conversations(run, worker, 1, scale=scale)
+    elif kind == BURSTS:
         run = Run(model, blocks=500, budget=512, requests=16, plugin=KINDS[kind])
         steps = bursts(run, 1)
     else:
@@ -90,12 +119,16 @@ def soaked(
         f"vLLM, {kind}",
         steps,
         lambda: run._count,
-        lambda: check(run),
+        lambda: check(run, worker),
         requests=requests,
         seconds=seconds,
         every=every,
     )
-    assert run.shadow.resumed > report.requests / 50
+    if worker is None:
+        assert run.shadow.resumed > report.requests / 50
+    else:
+        assert min(worker.restores, worker.stores) > report.requests / 50
+        print(f"{kind}: {worker}", flush=True)
     waits = run.scheduler_side.report.counts.numbers.get("head_waits", 0)
     assert kind != BURSTS or waits > report.requests / 20
     if run.scheduler_side.checkpoints is not None:
@@ -104,15 +137,16 @@ def soaked(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_memory_is_flat_and_nothing_drifts(model, kind):
-    report = soaked(model, kind, 500, math.inf, every=20)
+def test_memory_is_flat_and_nothing_drifts(drafting, kind):
+    requests, every = (200, 25) if kind in DRAFTED else (500, 20)
+    report = soaked(drafting, kind, requests, math.inf, every=every)
     assert report.checks >= 2
     assert report.growth_mib < report.most_growth_mib
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        model = tiny_models.make_tiny_model("qwen3_next", Path(folder))
+        model = tiny_models.add_drafter(tiny_models.make_tiny_model("qwen3_next", Path(folder)))
         soak.main(KINDS, lambda kind, *limits: soaked(model, kind, *limits))
 
 

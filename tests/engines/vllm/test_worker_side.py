@@ -6,6 +6,7 @@ import types
 import pytest
 import torch
 from scheduled import GROUPS, _groups
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from statecache.checkpoint.proof import Prefix
 from statecache.checkpoint.selftest import CopiesDoNotWorkError
@@ -13,7 +14,7 @@ from statecache.engine.settings import Settings
 from statecache_vllm import seams
 from statecache_vllm import worker_side as worker
 from statecache_vllm.checkpoints import CheckpointCopy
-from statecache_vllm.connector import Stored
+from statecache_vllm.connector import StateCacheConnector, StepCommands, Stored
 from statecache_vllm.hand_over import new_barrier
 from statecache_vllm.proof import ProofKeeper, StepProof, Unproved
 from support.launch_failures import LAUNCH_ERRORS, failing, launch_error
@@ -72,6 +73,74 @@ def test_what_one_of_several_workers_refused_or_failed_counts():
     for both in (some.aggregate(others), others.aggregate(some)):
         assert (both.states, set(both.refused), both.failed) == ((1, 2, 3), {1, 3}, True)
     assert not some.aggregate(some).failed
+
+
+class FakeStore:
+    """Stores states; the report refuses those that are odd."""
+
+    def __init__(self):
+        self.stored = []
+
+    def restore(self, copies):
+        assert not copies
+
+    def store(self, copies):
+        self.stored += [copy.state for copy in copies]
+
+    def take_proof(self):
+        return None
+
+    def report(self):
+        states, self.stored = tuple(self.stored), []
+        return (states, tuple(state for state in states if state % 2)) if states else None
+
+
+@pytest.fixture
+def connector():
+    """The connector of a worker over a `FakeStore`."""
+    extra = types.SimpleNamespace(kv_connector_extra_config={"statecache": given()})
+    config = types.SimpleNamespace(kv_transfer_config=extra)
+    made = StateCacheConnector(config, KVConnectorRole.WORKER, None)
+    made.worker_side.store = FakeStore()
+    return made
+
+
+def stepped(connector, states, order):
+    """A step that stores these states: what was reported, as it is once the step is over."""
+    commands = StepCommands([], [copy(state, state, (1, 2, 3)) for state in states])
+    connector.restore(commands)
+    connector.bind_connector_metadata(commands)
+    found = {}
+    for name in order:
+        found[name] = getattr(connector, name)()
+    connector.clear_connector_metadata()
+    return found["build_connector_worker_meta"]
+
+
+SAVED_FIRST = ("wait_for_save", "build_connector_worker_meta")
+
+
+def test_a_report_that_is_asked_for_before_the_store_has_the_states_of_its_step(connector):
+    """With a drafter vLLM stores when it has drafted; by then the report is made."""
+    late = SAVED_FIRST[::-1]
+    first = stepped(connector, (1, 2), late)
+    assert (first.states, first.refused) == ((1, 2), (1,))
+    again = stepped(connector, (), late)
+    assert (again.states, again.refused) == ((1, 2), (1,))
+    assert stepped(connector, (), late) is None
+    assert stepped(connector, (3, 4), SAVED_FIRST).states == (3, 4)
+    assert stepped(connector, (), SAVED_FIRST) is None
+
+
+def test_a_report_that_was_sent_before_the_store_is_made_good_by_the_next(connector):
+    """As where it goes to another process at once."""
+    commands = StepCommands([], [copy(2, 0, (1, 2, 3))])
+    connector.restore(commands)
+    connector.bind_connector_metadata(commands)
+    sent = pickle.loads(pickle.dumps(connector.build_connector_worker_meta()))
+    connector.wait_for_save()
+    assert sent.states == ()
+    assert stepped(connector, (4,), SAVED_FIRST).states == (4, 2)
 
 
 def copy(state, slot, blocks, **prefix):

@@ -1,0 +1,68 @@
+"""With a drafter no state is stored, named or served that is not its prefix's, and faults are seen.
+
+The real scheduler and its processing of results; the workers' states are marks.
+"""
+
+import pytest
+from drafted import FAULTS, DraftedWorker, conversations
+from scheduled import Drafter, Run
+from test_soak import check
+
+POOL = {"checkpoints": "native", "checkpoint_slots": 10}
+# A drafter, and the chance that a draft is accepted.
+DRAFTERS = {
+    "mtp": (Drafter("mtp", 2), 0.18),
+    "mtp, all accepted": (Drafter("mtp", 3), 1.0),
+    "mtp, none accepted": (Drafter("mtp", 1), 0.0),
+    "own group of KV": (Drafter("mtp", 3, own_group=True), 0.6),
+    "ngram": (Drafter("ngram", 2), 0.6),
+}
+
+
+def served(model, plugin, drafter, accept, requests, **more):
+    run = Run(model, blocks=90, budget=64, plugin=plugin, drafter=drafter)
+    worker = DraftedWorker(run, drafter.tokens, accept, **more)
+    for _ in conversations(run, worker, seed=1, look_at_names=True):
+        if run._count >= requests:
+            break
+    if "fault" not in more and run.scheduler_side.queue is not None:
+        check(run)
+    return run, worker
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_every_state_is_that_of_its_prefix(drafting, kind, share):
+    drafter, accept = DRAFTERS[kind]
+    plugin = {**POOL, "checkpoint_interval": 64}
+    run, worker = served(drafting, plugin, drafter, accept, max(60, int(200 * share)))
+    assert worker.wrong == {}
+    assert min(worker.names, worker.stores, worker.restores, worker.drafted) > 10
+    counts = run.scheduler_side.report.counts.numbers
+    assert counts["draft_tokens"] == worker.drafted
+    assert counts["accepted_tokens"] == worker.kept
+    assert (worker.kept == 0, worker.kept == worker.drafted) == (accept == 0.0, accept == 1.0)
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        {},
+        {"block_policy": "stock"},
+        {**POOL, "policy": "learned"},
+        {**POOL, "admission": "branch-points"},
+        {**POOL, "checkpoints": "int8"},
+    ],
+)
+def test_so_it_is_by_policy_and_kind_of_pool_and_with_late_reports(drafting, plugin, share):
+    drafter, accept = DRAFTERS["mtp"]
+    requests = max(60, int(150 * share))
+    _, worker = served(drafting, plugin, drafter, accept, requests, late=True)
+    assert worker.wrong == {}
+    assert (worker.restores > 10) is ("checkpoints" in plugin)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_seen(drafting, fault):
+    plugin = {**POOL, "checkpoint_interval": 64}
+    _, worker = served(drafting, plugin, Drafter("mtp", 3), 0.6, 120, fault=fault)
+    assert sum(worker.wrong.values()) > 5
