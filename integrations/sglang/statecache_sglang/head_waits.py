@@ -58,6 +58,17 @@ class HeadWaits:
         hit = req.prefix_len + req.host_hit_length
         return self._heads.should_wait(req, _prompt(req), hit, _runs_with(adder))
 
+    def comes_next(self, req: Request) -> bool:
+        """Whether a request is passed over, once, as it could not be cut in this step.
+
+        Queued requests share a head with it that would be computed by each of them.
+        """
+        if not (self._on and _shares(req)) or getattr(req, "statecache_passed_over", False):
+            return False
+        at, tokens = req.prefix_len + req.host_hit_length, len(req.full_untruncated_fill_ids)
+        req.statecache_passed_over = self.cut(req, at, tokens, 1) is not None
+        return req.statecache_passed_over
+
     def admitted(self, req: Request) -> None:
         """A queued request is going to be prefilled."""
         self._heads.admitted(req, req.prefix_len)

@@ -28,7 +28,14 @@ from statecache_sglang.views import (
     TreeCache,
 )
 
-__all__ = ["continue_chunks", "cut_first_chunk", "fits_whole", "is_spare", "note_chunk"]
+__all__ = [
+    "comes_next",
+    "continue_chunks",
+    "cut_first_chunk",
+    "fits_whole",
+    "is_spare",
+    "note_chunk",
+]
 
 
 def is_spare(cache: TreeCache, req: Request, tokens: int) -> bool:
@@ -117,6 +124,14 @@ def note_chunk(side: SchedulerSide, cache: TreeCache, req: Request) -> None:
         if head is not None:
             req.mamba_branching_seqlen = head
     side.computing(req, begin, state_slots.tracked_depth(cache, req))
+
+
+def comes_next(side: SchedulerSide, adder: PrefillAdder, req: Request) -> bool:
+    """Whether a request that others share a head with is left for a step in which it can be cut."""
+    cache = adder.tree_cache
+    if adder.rem_chunk_tokens is None or cache.enable_mamba_extra_buffer:
+        return False
+    return bool(side.comes_next(req))
 
 
 def fits_whole(adder: PrefillAdder, req: Request) -> bool:

@@ -120,6 +120,11 @@ class SchedulerSide:
         """Whether a queued request waits for the state of another one."""
         return self._waits.should_wait(adder, req)
 
+    @advisory
+    def comes_next(self, req: Request) -> bool:
+        """Whether a queued request is passed over, as it could not be cut in this step."""
+        return self._waits.comes_next(req)
+
     def note_insert(self, state: int, params: InsertParameters | None, depth: int) -> None:
         """An insert puts the state of this node next, at `depth`; without one nothing is known."""
         if params is None or not self.registry.needs_prompts:

@@ -203,6 +203,9 @@ def admit_all_or_none(
     alone = not has_chunked_req and adder.new_chunked_req is None
     if not alone and not prefill_chunks.fits_whole(adder, req):
         return scheduler.no_more()
+    if not alone and side is not None and prefill_chunks.comes_next(side, adder, req):
+        state_slots.give_back_state(pool, req)
+        return scheduler.go_on()
     waiting = [*adder.can_run_list, req]
     needed = sum(state_slots.missing_state_slots(pool, request) for request in waiting)
     if req.mamba_host_hit_length > 0 and not req.kv.holds_mamba:

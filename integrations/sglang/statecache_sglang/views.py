@@ -67,6 +67,7 @@ class Request(Protocol):
     `statecache_kv_tokens`: how far its KV was resident when it was matched last.
     `statecache_branch_point`: how far it was when the request was admitted, with that admission.
     `statecache_ends`: where its chunks are made to end.
+    `statecache_passed_over`: whether it was left for a step in which a chunk of it can be cut.
     `statecache_uncut_end`: where the last chunk that was cut would have ended.
     `statecache_prefix`: the key of what it was last matched with, or left a state of.
     `statecache_compared`: the node, and that prefix, whose bytes were compared last for it.
@@ -102,6 +103,7 @@ class Request(Protocol):
     statecache_compared: tuple[int, Prefix]
     statecache_ends: set[int]
     statecache_uncut_end: int
+    statecache_passed_over: bool
 
     @property
     def output_ids_through_stop(self) -> Sequence[int]: ...

@@ -28,9 +28,15 @@ def serve(traffic: Traffic, tokens: list[int], chunk: int) -> tuple[int, list[in
 class Loop:
     """One scheduler. With `overlap` a batch is made before the last one's result is there."""
 
-    def __init__(self, traffic: Traffic, chunk: int, overlap: bool = False):
+    def __init__(
+        self,
+        traffic: Traffic,
+        chunk: int | None,
+        overlap: bool = False,
+        by_priority: bool = False,
+    ):
         self.traffic, self.chunk = traffic, chunk
-        self.policy = SchedulePolicy("fcfs", traffic.cache, False, False, False)
+        self.policy = SchedulePolicy("fcfs", traffic.cache, False, by_priority, False)
         self.queue: list[Req] = []
         self.chunked: Req | None = None
         self.in_flight: list[list[Req]] = []
