@@ -64,7 +64,7 @@ class Lookup:
         self._resident: dict[str, int] = {}  # tokens of a request whose KV was there
         self._hit: dict[str, int] = {}  # states that served a lookup from their blocks
         if layout.drops_block:
-            report.lost_to_drafter = self._lost_to_drafter
+            report.reach_and_loss = self._reach_and_loss
 
     @property
     def known(self) -> set[str]:
@@ -85,15 +85,26 @@ class Lookup:
         self._found = found
         return found
 
-    def _lost_to_drafter(self, request: Request, found: FoundBlocks) -> int:
-        """Return the tokens of the block behind what was found, if it is cached and not used."""
+    def _reach(self, request: Request, found: FoundBlocks) -> int:
+        """Return after how many tokens a request could resume, were the state there.
+
+        VLLM says how far one group of attention reaches. That of a drafter ends a block earlier.
+        """
+        _, hit, resident = found
+        if resident > hit and len(self._layout.attention_groups) > 1:
+            resident = self._kv_of(request)[1] * self._layout.block_tokens
+        return max(hit, resident)
+
+    def _reach_and_loss(self, request: Request, found: FoundBlocks) -> tuple[int, int]:
+        """Return that, and the tokens of the block behind it, if it is cached and not used."""
         layout, pool = self._layout, self._manager.block_pool
-        tokens = (max(found[1:]) // layout.block_tokens + 1) * layout.block_tokens
+        reach = self._reach(request, found)
+        tokens = (reach // layout.block_tokens + 1) * layout.block_tokens
         if tokens >= request.num_tokens or not self._manager.prefix_cache_lookup_enabled(request):
-            return 0
+            return reach, 0
         cached = pool.cached_block_hash_to_block.get_one_block
         keys = [self._key_at(request, tokens, group) for group in layout.attention_groups]
-        return 0 if any(cached(key) is None for key in keys) else layout.block_tokens
+        return reach, 0 if any(cached(key) is None for key in keys) else layout.block_tokens
 
     def _wait_for_nothing(self, *_: object) -> bool:
         self.heads = None
@@ -162,7 +173,7 @@ class Lookup:
         self, checkpoints: CheckpointManager, request: Request, found: FoundBlocks
     ) -> FoundBlocks:
         _, hit, resident = found
-        self._resident[request.request_id] = max(hit, resident)
+        self._resident[request.request_id] = self._reach(request, found)
         if resident > hit:
             found = self._with_restore(checkpoints, request, found)
         if request.request_id not in self.planned:

@@ -71,8 +71,11 @@ class SchedulerReport:
         self._best_effort = BestEffort(_call)
         self.also: Callable[[], dict[str, float]] = dict
         """What else is to be shown."""
-        self.lost_to_drafter: Callable[[Request, FoundBlocks], int] = lambda *_: 0
-        """The tokens behind what was found that are cached and computed again for a drafter."""
+        self.reach_and_loss: Callable[[Request, FoundBlocks], tuple[int, int]] = lambda _, found: (
+            found[2],
+            0,
+        )
+        """How far the KV of a request reaches, and the tokens behind that lost to a drafter."""
         self._is_last = False
 
     def looked_up(self, request: Request, found: FoundBlocks) -> None:
@@ -80,8 +83,8 @@ class SchedulerReport:
         self._best_effort(self._note, request, found)
 
     def _note(self, request: Request, found: FoundBlocks) -> None:
-        _, hit, resident = found
-        self._found[request.request_id] = (hit, resident, self.lost_to_drafter(request, found))
+        reach, lost = self.reach_and_loss(request, found)
+        self._found[request.request_id] = (found[1], reach, lost)
 
     def admitted(self, request: Request) -> None:
         """A request is going to be prefilled from what was last found for it."""

@@ -66,3 +66,25 @@ def test_a_fault_is_seen(drafting, fault):
     plugin = {**POOL, "checkpoint_interval": 64}
     _, worker = served(drafting, plugin, Drafter("mtp", 3), 0.6, 120, fault=fault)
     assert sum(worker.wrong.values()) > 5
+
+
+@pytest.mark.parametrize(
+    ("drafter", "hit", "lost"),
+    [
+        (Drafter("mtp", 2), 80, 16),
+        (Drafter("mtp", 2, own_group=True), 80, 16),
+        (Drafter("ngram", 2), 96, 0),
+    ],
+)
+def test_what_a_drafter_costs_in_hits_is_counted_and_is_no_missing_state(
+    drafting, drafter, hit, lost
+):
+    """100 tokens, twice, in blocks of 16: six are cached, and vLLM computes the sixth again."""
+    run = Run(drafting, blocks=90, plugin=POOL, drafter=drafter)
+    run.step = DraftedWorker(run, drafter.tokens, 0.5).step
+    prompt = list(range(3, 103))
+    assert (run.ask(prompt), run.ask(prompt)) == (0, hit)
+    counts = run.scheduler_side.report.counts.numbers
+    assert counts["hit_tokens"] == hit
+    assert counts.get("draft_lost_tokens", 0) == lost
+    assert counts.get("missed_by_state_tokens", 0) == 0
