@@ -1,6 +1,7 @@
 """Agent sessions on a scheduler without a model, at one amount of memory in all.
 
 .venv-engines/bin/python tests/engines/vllm/sessions.py    # prints the table of the README
+.venv-engines/bin/python tests/engines/vllm/sessions.py --drafted    # that of docs/vllm.md
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from scheduled import Run
+from drafted import DraftedWorker
+from scheduled import Drafter, Run
 
 from statecache.trace.generate_agent import AgentWorkload, agent_lines
 
@@ -39,10 +41,24 @@ def prompts(sessions: int, turns: int, seed: int) -> Iterator[list[int]]:
 class Way:
     """A way to use `pages` pages of memory: settings of the plugin, and slots beside the blocks."""
 
-    def __init__(self, plugin: dict[str, Any] | None = None, mode: str = "", share: float = 0):
-        self._plugin, self._mode, self._share = plugin, mode, share
+    def __init__(
+        self,
+        plugin: dict[str, Any] | None = None,
+        mode: str = "",
+        share: float = 0,
+        policy: str | None = None,
+    ):
+        self._plugin, self._mode, self._share, self._policy = plugin, mode, share, policy
 
-    def reused(self, model: Path, pages: int, sessions: int, turns: int, seed: int) -> float:
+    def reused(
+        self,
+        model: Path,
+        pages: int,
+        sessions: int,
+        turns: int,
+        seed: int,
+        drafter: Drafter | None = None,
+    ) -> float:
         """Share of prompt tokens served from the cache."""
         plugin, blocks = self._plugin, pages
         if self._mode:
@@ -50,8 +66,13 @@ class Way:
             slots = int(self._share * pages / pages_a_state)
             plugin = {"checkpoints": self._mode, "checkpoint_slots": slots}
             plugin["checkpoint_interval"] = INTERVAL
+            if self._policy is not None:
+                plugin["policy"] = self._policy
             blocks = pages - int(slots * pages_a_state)
-        run = Run(model, blocks=blocks, block=BLOCK, plugin=plugin, budget=INTERVAL, requests=4)
+        shape = {"block": BLOCK, "budget": INTERVAL, "requests": 4}
+        run = Run(model, blocks=blocks, plugin=plugin, drafter=drafter, **shape)
+        if drafter is not None:
+            run.step = DraftedWorker(run, drafter.tokens, 0.6).step
         hit = total = 0
         for prompt in prompts(sessions, turns, seed):
             hit += run.ask(prompt)
@@ -72,12 +93,40 @@ WAYS = {
 }
 
 
+DRAFTED = {
+    "vLLM": Way(),
+    "reuse": Way({}),
+    **{
+        f"{mode} 20 %, {policy}": Way(mode=mode, share=0.2, policy=policy)
+        for mode in ("native", "int8")
+        for policy in ("lru", "gds", "learned")
+    },
+}
+
+
+def print_drafted(model: Path, seeds: int = 1) -> None:
+    """Print what is reused without a drafter, with ngram, and with MTP, by policy."""
+    out = sys.stdout
+    out.write("| pages | | no drafter | ngram | MTP |\n|---:|---|---:|---:|---:|\n")
+    for pages in (1024, 2048):
+        for name, way in DRAFTED.items():
+            cells = []
+            for drafter in (None, Drafter("ngram", 2), Drafter("mtp", 2)):
+                found = [way.reused(model, pages, 24, 20, seed, drafter) for seed in range(seeds)]
+                cells.append(f"{sum(found) / seeds:.3f}")
+            out.write(f"| {pages:,} | {name} | " + " | ".join(cells) + " |\n")
+            out.flush()
+
+
 def main() -> None:
     """Print the table: mean of three seeds, lowest and highest difference to vLLM."""
-    from tiny_models import make_tiny_model
+    from tiny_models import add_drafter, make_tiny_model
 
     with tempfile.TemporaryDirectory() as folder:
-        model = make_tiny_model("qwen3_next", Path(folder))
+        model = add_drafter(make_tiny_model("qwen3_next", Path(folder)))
+        if "--drafted" in sys.argv:
+            print_drafted(model)
+            return
         out = sys.stdout
         out.write("| sessions | pages | " + " | ".join(WAYS) + " |\n")
         out.write("|---:|---:|" + "---:|" * len(WAYS) + "\n")
