@@ -115,7 +115,9 @@ PUBLISHED = {
 }
 
 
-def splits_of_qwen3_next(folder: Path, engine: str, state_dtype: str) -> list[Split]:
+def splits_of_qwen3_next(
+    folder: Path, engine: str, state_dtype: str, draft_tokens: int = 0
+) -> list[Split]:
     """What `statecache plan` makes of 20 GiB on two GPUs for one engine, from two requests."""
     (folder / "config.json").write_text(json.dumps(PUBLISHED["qwen3_next"]))
     demand = Demand(
@@ -128,5 +130,6 @@ def splits_of_qwen3_next(folder: Path, engine: str, state_dtype: str) -> list[Sp
         kv_dtype="fp8",
         state_dtype=state_dtype,
         block_tokens=64,
+        draft_tokens=draft_tokens,
     )
     return list(rated_splits(demand, PrefixTree([-1, 0, 1], [[1, 2], [1, 2]], [0, 2])))

@@ -263,13 +263,19 @@ def _active_state(pool: RequestPool) -> Any:
 def _bytes_of_states(configurator: Configurator, rest: int) -> int:
     """Return the bytes of a pool as big as SGLang's own, out of what is left for states and KV.
 
-    With a ratio r of states to KV, both pools of r / (1 + 2 r) leave SGLang what gives its own
-    that size. See `slots_beside` for the states in it.
+    See `slots_beside` for the states in it. Where no number is given SGLang fills its share of x
+    bytes with k + 1 slots and, with a drafter, the states of each draft, which k requests / slots a
+    request have and one more: the solution below has its own slots take as much as the pool.
     """
     slots, ratio = state_slots.requested_state_slots()
-    if slots is None:
-        return int(rest * ratio / (1 + 2 * ratio))
-    return (slots + 1) * int(state_slots.bytes_of_a_state(configurator))
+    slot = int(state_slots.bytes_of_a_state(configurator))
+    if slots is not None:
+        return (slots + 1) * slot
+    share = ratio / (1 + ratio)
+    drafts, slots_a_request = state_slots.draft_states(configurator)
+    verified = drafts * (slot - state_slots.side_bytes_of_a_state(configurator))
+    grown, fixed = slot + verified / slots_a_request, slot + verified
+    return int(slot * (share * rest - fixed + grown) / (grown + slot * share))
 
 
 def _bytes_of(configurator: Configurator, slots: int) -> int:

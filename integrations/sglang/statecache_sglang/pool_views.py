@@ -107,10 +107,19 @@ class ModelStates(Protocol):
     mamba2_cache_params: StateParameters
 
 
+class SpeculativeAlgorithm(Protocol):
+    """How drafts are made, if any are."""
+
+    def is_none(self) -> bool: ...
+
+
 class Configurator(Protocol):
     """What divides the memory among the pools."""
+
+    spec_algorithm: SpeculativeAlgorithm
 
     @property
     def mambaish_config(self) -> ModelStates: ...
     @property
     def extra_mamba_cache_bytes_per_req(self) -> int: ...
+    def _calculate_mamba_ratio(self) -> int: ...

@@ -175,7 +175,7 @@ SEAMS: tuple[Seam, ...] = (
     ),
     *(
         Seam(CONTEXT, name, ())
-        for name in ("get_schedule", "get_observability", "get_parallel", "get_serving")
+        for name in ("get_schedule", "get_observability", "get_parallel", "get_serving", "get_spec")
     ),
 )
 
@@ -224,6 +224,10 @@ VIEWS: tuple[View, ...] = (
     View(pool_views.StateShapes, "sglang.srt.configs.mamba_utils:Mamba2StateShape"),
     View(pool_views.StateTypes, "sglang.srt.configs.mamba_utils:Mamba2StateDType"),
     View(pool_views.StateParameters, "sglang.srt.configs.mamba_utils:Mamba2CacheParams"),
+    View(
+        pool_views.SpeculativeAlgorithm,
+        "sglang.srt.speculative.spec_info:SpeculativeAlgorithm",
+    ),
     View(pool_views.Configurator, f"{CONFIGURATOR}:KVCacheConfigurator"),
     View(views.CacheParameters, "sglang.srt.mem_cache.cache_init_params:CacheInitParams"),
     View(views.RadixKey, "sglang.srt.mem_cache.radix_cache:RadixKey"),

@@ -22,8 +22,13 @@ class SglangSplits(EngineSplits):
         return "bfloat16", asked or model.named_state_dtype.get("mamba_ssm_dtype") or "float32"
 
     def active_bytes(self) -> int:
-        """Return the bytes of the states of running requests."""
-        return (self.active + 1) * self.state  # slot 0 is reserved
+        """Return the bytes of the states of running requests, and of their drafts.
+
+        A verify step checks the token that is certain, too. Slot 0 is reserved, and so is a row.
+        """
+        drafts, running = self.demand.draft_tokens, self.demand.running
+        verified = (running + 1) * (drafts + 1) if drafts else 0
+        return (self.active + 1 + verified) * self.state
 
     def split(self, kind: str, share: int) -> Split | None:
         """Return the split with this share; the int8 pool reserves a slot, too."""
@@ -56,5 +61,7 @@ class SglangSplits(EngineSplits):
         flags += [f"--page-size {demand.block_tokens}"] if demand.block_tokens else []
         flags += [f"--tp-size {demand.ranks}"] if demand.ranks > 1 else []
         flags += ["--kv-cache-dtype fp8_e4m3"] if demand.kv_dtype == "fp8" else []
+        if demand.draft_tokens:
+            flags.append(f"--speculative-num-draft-tokens {demand.draft_tokens + 1}")
         flags += [f"--mamba-ssm-dtype {demand.state_dtype}"] if demand.state_dtype else []
         return self.build_split(kind, share, slots, kv_bytes, row.hit_tokens, row.rejected, flags)

@@ -34,7 +34,6 @@ REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
     "enable_session_radix_cache": (bool, "--enable-session-radix-cache"),
     "enable_streaming_session": (bool, "--enable-streaming-session"),
     "enable_unified_memory": (bool, "--enable-unified-memory"),
-    "speculative_algorithm": (bool, "speculative decoding (--speculative-algorithm)"),
     "pp_size": (_above_one, "pipeline parallelism (--pp-size above 1)"),
     "dp_size": (_above_one, "data parallelism (--dp-size above 1)"),
     "disaggregation_mode": (

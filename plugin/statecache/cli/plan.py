@@ -104,6 +104,10 @@ def plan_command(
         ),
     ] = None,
     chunk: Annotated[int, typer.Option(help="Tokens between states inside a prompt.")] = 8192,
+    draft_tokens: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Tokens a drafter of the model proposes in a step."),
+    ] = 0,
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Read the first N requests only.")
     ] = None,
@@ -134,6 +138,7 @@ def plan_command(
         state_dtype=_one_of("--state-dtype", state_dtype, _STATE_DTYPES),
         block_tokens=block_size,
         chunk_tokens=chunk,
+        draft_tokens=draft_tokens,
     )
     _show_and_write(_recommended(demand, trace, limit), json)
 

@@ -23,7 +23,8 @@ class HybridModel(msgspec.Struct, frozen=True, kw_only=True):
     """Shapes for one tensor-parallel rank; `temporal` is heads, d_v, d_k of one layer.
 
     `named_state_dtype` is the type of the temporal state that the file asks for, by the key that
-    asks for it: engines read different ones.
+    asks for it: engines read different ones. `draft_layers` are those that a model's own drafter
+    (MTP) has, each with attention like the others.
     """
 
     family: str
@@ -33,6 +34,7 @@ class HybridModel(msgspec.Struct, frozen=True, kw_only=True):
     conv_values: int
     temporal: tuple[int, int, int]
     kv_values: int
+    draft_layers: int = 1
     named_state_dtype: dict[str, str | None] = {}
 
     def state_dtypes(self, engine: str, asked: str | None = None) -> tuple[str, str]:
@@ -62,6 +64,10 @@ class HybridModel(msgspec.Struct, frozen=True, kw_only=True):
     def kv_token_bytes(self, dtype: str | None = None) -> int:
         """Return the bytes of the KV of a token, all layers; by default in the model's type."""
         return self.attention_layers * self.kv_values * DTYPE_BYTES[dtype or self.dtype]
+
+    def draft_kv_token_bytes(self, dtype: str | None = None) -> int:
+        """Return the bytes of the KV that the drafter keeps of a token."""
+        return self.draft_layers * self.kv_values * DTYPE_BYTES[dtype or self.dtype]
 
 
 def sizing_of(engine: str) -> Any:
@@ -330,5 +336,6 @@ def _model(
         conv_values=conv,
         temporal=temporal,
         kv_values=kv,
+        draft_layers=config.number("num_nextn_predict_layers", "mtp_num_hidden_layers", default=1),
         named_state_dtype=named,
     )

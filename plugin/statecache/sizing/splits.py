@@ -27,7 +27,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked for; memory and bytes are those of one tensor-parallel rank.
 
     `shares` are percents, for kept states, of what running states leave; `running` is the number
-    of requests at once; types are None for what the engine chooses.
+    of requests at once; types are None for what the engine chooses; `draft_tokens` are those that a
+    drafter proposes in each step, 0 without one.
     """
 
     model: HybridModel
@@ -41,6 +42,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     state_dtype: str | None = None
     block_tokens: int | None = None
     chunk_tokens: int = 8192
+    draft_tokens: int = 0
 
     @property
     def combinations(self) -> int:
@@ -113,6 +115,8 @@ class EngineSplits:
         model, asked = demand.model, demand.state_dtype
         self.demand, self.tree = demand, tree
         self.kv_token = model.kv_token_bytes(demand.kv_dtype)
+        if demand.draft_tokens:
+            self.kv_token += model.draft_kv_token_bytes(demand.kv_dtype)
         self.state = model.state_bytes(self.engine, asked)
         self.kept = {name: model.bytes_at_rest(name, self.engine, asked) for name in FORMATS}
         self.active = demand.running * (demand.slots_a_request or spec.slots_per_request)

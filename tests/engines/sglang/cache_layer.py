@@ -65,6 +65,7 @@ def build_pools(
     page_size: int = 1,
     longest: int = 1024,
     rows: int = 8,
+    **more,
 ):
     return cache_layer.build_pools(
         slots,
@@ -75,6 +76,7 @@ def build_pools(
         size=rows,
         enable_mamba_extra_buffer=extra_buffer,
         **(SIDE_STATES if side_states else {}),
+        **more,
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from cache_layer import Traffic
 from scheduled import adder, request, take_back
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
-from sglang.srt.managers.schedule_policy import AddReqResult, SchedulePolicy
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder, SchedulePolicy
 from sglang.srt.mem_cache.allocation import alloc_req_slots
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
 
@@ -98,7 +98,7 @@ class Loop:
         if not self.queue and self.chunked is None:
             return []
         self.policy.calc_priority(self.queue, None)
-        admission = adder(self.traffic, self.chunk)
+        admission = self._adder()
         if self.chunked is not None:
             self.chunked.init_next_round_input()
             self.chunked = admission.add_chunked_req(self.chunked)
@@ -124,6 +124,9 @@ class Loop:
             self.chunked = admission.new_chunked_req
         return admission.can_run_list
 
+    def _adder(self) -> PrefillAdder:
+        return adder(self.traffic, self.chunk)
+
     def _drop_aborted_chunk(self) -> None:
         req, self.aborted_chunk = self.aborted_chunk, None
         if req is None:
@@ -140,7 +143,7 @@ class Loop:
         traffic, kv = self.traffic, req.kv
         begin, end = req.prefix_len, req.extend_end
         if not kv.holds_kv:
-            alloc_req_slots(traffic.requests, [req], traffic.cache)
+            self._take_row(req)
             self.hits[req.rid] = begin
             self.chunk_ends[req.rid] = []
             if begin:
@@ -157,6 +160,9 @@ class Loop:
         self.chunk_ends[req.rid].append(end)
         states = traffic.requests.mamba_pool.mamba_cache
         states.conv[0][:, int(kv.mamba_pool_idx)] = _mark(req, end)
+
+    def _take_row(self, req: Req) -> None:
+        alloc_req_slots(self.traffic.requests, [req], self.traffic.cache)
 
     def _resume(self, req: Req) -> None:
         pool, source, target = self.traffic.requests, *_slots_of(req)

@@ -35,10 +35,10 @@ def admit(traffic: Traffic, tokens: list[int]) -> Req:
     return made
 
 
-def adder(traffic: Traffic, chunk: int | None = None) -> PrefillAdder:
+def adder(traffic: Traffic, chunk: int | None = None, page_size: int = 1) -> PrefillAdder:
     """What admits requests to the next step, with room for `chunk` tokens (None: any)."""
     return PrefillAdder(
-        page_size=1,
+        page_size=page_size,
         tree_cache=traffic.cache,
         token_to_kv_pool_allocator=traffic.allocator,
         running_batch=None,

@@ -1,8 +1,8 @@
 """What broken state caches elsewhere got wrong, on SGLang's real cache layer.
 
 A warm answer equals a cold one in test_server.py; the index knows a state by the depth of its node
-in test_differential.py (priorities worked out from the tree alone); speculative decoding is refused
-in test_seams.py.
+in test_differential.py (priorities worked out from the tree alone); the states of speculative
+decoding are in test_speculation.py.
 """
 
 import pytest

@@ -1,11 +1,12 @@
 """How many states the int8 pool holds, and what that leaves for the rest."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 from cache_layer import STATE_BYTES, Traffic, plugin
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
-from sglang.srt.runtime_context import get_schedule
+from sglang.srt.runtime_context import get_schedule, get_spec
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 GIB = 1 << 30
@@ -16,11 +17,13 @@ INT8 = {"policy": "gds", "int8": True}
 class Configurator(KVCacheConfigurator):
     """SGLang's own, with what it asks of a model to divide memory between states and KV."""
 
-    def __init__(self, params, side_bytes: int = 0):
+    def __init__(self, params, side_bytes: int = 0, drafts: bool = False):
         self.mambaish_config = SimpleNamespace(mamba2_cache_params=params)
         self.extra_mamba_cache_bytes_per_req = side_bytes
         self.hybrid_gdn_config = self.hybrid_kda_config = None
-        self.spec_algorithm = SpeculativeAlgorithm.NONE
+        self.spec_algorithm = (
+            SpeculativeAlgorithm.NONE if not drafts else SpeculativeAlgorithm.EAGLE
+        )
         self.attn_dp_size = self.pp_size = 1
 
     def fused_entry_bytes(self, sub_pool_name: str) -> None:
@@ -70,6 +73,41 @@ def test_without_any_number_both_pools_share_what_the_ratio_gives():
             slots = get_schedule().max_mamba_cache_size
     assert slots == 450_000 // STATE - 1
     assert left == 1_400_000 - 450_000 - (slots + 1) * STATE
+
+
+@contextmanager
+def a_drafter(requests: int):
+    """States and KV share alike, 4 tokens are verified, so many requests run; 3 slots for each."""
+    schedule = {"mamba_full_memory_ratio": 1.0, "max_running_requests": requests}
+    with (
+        get_schedule().override(**schedule),
+        get_spec().override(speculative_num_draft_tokens=4),
+        state_slots(None),
+    ):
+        yield
+
+
+# Of 28 states' bytes the pool gets 4. SGLang halves the 24 that are left: 4 slots, one of them
+# reserved, for one request; it and the reserved row have 4 states each for their drafts. Of 62 the
+# pool gets 10: then 10 slots, so 3 requests, and 16 states for drafts, of 26.
+@pytest.mark.parametrize(("rest", "slots", "requests"), [(28, 4, 1), (62, 10, 3)])
+def test_the_states_of_drafts_are_part_of_what_is_shared(rest, slots, requests):
+    with plugin(**INT8):
+        traffic = Traffic("rust", slots=slots - 1)
+        with a_drafter(requests=48):
+            left = left_of(traffic, rest * STATE, drafts=True)
+            assert get_schedule().max_mamba_cache_size == slots - 1
+    assert left == (rest - 2 * slots - (requests + 1) * 4) * STATE
+    assert left == (rest - slots) // 2 * STATE
+    assert traffic.requests.mamba_ckpt_pool.mem_usage_bytes() <= slots * STATE
+
+
+def test_a_number_of_slots_leaves_the_states_of_drafts_to_sglang():
+    with plugin(**INT8):
+        traffic = Traffic("rust", slots=64)
+        with a_drafter(requests=10), state_slots(64):
+            left = left_of(traffic, 1_000_000, drafts=True)
+    assert left == 1_000_000 - 2 * 65 * STATE - (10 + 1) * 4 * STATE
 
 
 @pytest.mark.parametrize(

@@ -48,17 +48,19 @@ def test_a_state_takes_what_sglang_takes(tmp_path, name, ranks, asked):
     assert ours.state_bytes("sglang", asked) == taken
 
 
-def test_sglang_knows_the_flags_that_are_named(tmp_path):
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_sglang_knows_the_flags_that_are_named(tmp_path, drafts):
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     add_flags(parser, SPEC)
-    splits = splits_of_qwen3_next(tmp_path, "sglang", "bfloat16")
+    splits = splits_of_qwen3_next(tmp_path, "sglang", "bfloat16", drafts)
     assert [split.states for split in splits] == ["native", "int8"]
     for split in splits:
         words = ["--model-path", "m", *" ".join(split.flags).split()]
         found = parser.parse_args(words)
         assert (found.max_running_requests, found.tp_size, found.page_size) == (4, 2, 64)
         assert (found.kv_cache_dtype, found.mamba_ssm_dtype) == ("fp8_e4m3", "bfloat16")
+        assert found.speculative_num_draft_tokens == (drafts + 1 if drafts else None)
         int8 = split.states == "int8"
         assert found.statecache_checkpoint_slots == (f"{split.kept_slots}" if int8 else None)
         assert found.max_mamba_cache_size == 20 + (0 if int8 else split.kept_slots)

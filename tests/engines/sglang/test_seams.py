@@ -243,7 +243,6 @@ def not_supported() -> dict[str, object]:
     numbers = {"pp_size": 2, "dp_size": 2}
     words = {
         "radix_cache_backend": "flexkv",
-        "speculative_algorithm": "NGRAM",
         "disaggregation_mode": "prefill",
         "hicache_storage_backend": "file",
         "hicache_host_memory_mode": "buffer_only",

@@ -11,6 +11,8 @@ from arrivals import Arrivals
 from cache_layer import Traffic, plugin
 from host_layer import HostTraffic
 from random_traffic import host_operations, operations, perform
+from speculative_chats import Chats
+from speculative_loop import build, speculating
 
 from support import soak
 
@@ -28,6 +30,22 @@ SCHEDULED = {
     "bursts of siblings": ("rust", {**GDS, "admission": "branch-points"}, {}),
     "bursts of siblings, overlap": ("python", {"policy": "learned"}, {"overlap": True}),
     "bursts of siblings, few slots": ("rust", GDS, {"slots": 26, "kv_tokens": 9_000}),
+}
+# A drafter: SGLang's core, how it keeps states, the plugin's settings, and whether steps are mixed.
+_INT8 = {"policy": "gds", "checkpoints": "int8", "checkpoint_slots": 24}
+SPECULATIVE = {
+    "drafter, no_buffer": ("rust", "no_buffer", GDS, {"mixed": True}),
+    "drafter, no_buffer, python core": ("python", "no_buffer", GDS, {}),
+    "drafter, extra_buffer": ("rust", "extra_buffer", GDS, {"page": 64}),
+    "drafter, extra_buffer, python core": ("python", "extra_buffer", {"policy": "learned"}, {}),
+    "drafter, extra_buffer, int8": ("rust", "extra_buffer", _INT8, {"page": 64}),
+    "drafter, extra_buffer_lazy": (
+        "rust",
+        "extra_buffer_lazy",
+        {"policy": "learned"},
+        {"mixed": True},
+    ),
+    "drafter, no_buffer, int8": ("rust", "no_buffer", _INT8, {"mixed": True}),
 }
 
 
@@ -97,8 +115,38 @@ def test_no_deadlock_in_random_arrivals(kind):
     assert run_scheduled(kind, 300, math.inf, every=25).checks >= 2
 
 
+def run_speculative(kind: str, requests: int, seconds: float, every: int = 1_000) -> soak.Report:
+    """No state is reused by tokens that are not its own, through stops, aborts and retractions."""
+    core, buffer, settings, more = SPECULATIVE[kind]
+    with plugin(**settings):
+        traffic = build(core, buffer, more.get("page", 1))
+        with speculating(buffer):
+            chats = Chats(traffic, 1, mixed=more.get("mixed", False))
+            report = soak.soak(
+                f"SGLang, {kind}",
+                chats.steps(),
+                lambda: chats.asked,
+                chats.drain,
+                requests=requests,
+                seconds=seconds,
+                every=every,
+            )
+        side = traffic.core.scheduler_side
+        assert side.faults.active
+        assert side.counts.numbers["draft_tokens"] == chats.run.drafted
+        assert chats.aborted > 0
+        assert chats.run.retracted > 0
+        seen = f"{chats.run.compared:,} states compared, {chats.run.wrong} wrong"
+    return report._replace(name=f"{report.name} ({seen})")
+
+
+@pytest.mark.parametrize("kind", SPECULATIVE)
+def test_nothing_drifts_with_a_drafter(kind):
+    assert run_speculative(kind, 150, math.inf, every=25).checks >= 2
+
+
+RUNS = dict.fromkeys(KINDS, run)
+RUNS |= dict.fromkeys(SCHEDULED, run_scheduled) | dict.fromkeys(SPECULATIVE, run_speculative)
+
 if __name__ == "__main__":
-    soak.main(
-        [*KINDS, *SCHEDULED],
-        lambda kind, *limits: (run if kind in KINDS else run_scheduled)(kind, *limits),
-    )
+    soak.main(RUNS, lambda kind, *limits: RUNS[kind](kind, *limits))

@@ -13,9 +13,10 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components import MambaComponent
 
 from statecache.engine.settings import Settings
-from statecache_sglang.unsupported import refuse
+from statecache_sglang.unsupported import REFUSED, REFUSED_WITH_INT8, refuse
 
 SWA = ComponentType.SWA
+INT8 = {"checkpoints": "int8", "checkpoint_slots": 8}
 INT8_AND_HOST = (
     "statecache: --enable-hierarchical-cache is not supported with --statecache-checkpoints int8"
 )
@@ -25,7 +26,7 @@ class OtherStates(MambaComponent):
     """A component that a build of SGLang puts in the place of its own, as the one for MLX does."""
 
 
-REFUSED = {
+REFUSED_CACHES = {
     "a cache of FULL, SWA, MAMBA": {"tree_components": (FULL, SWA, MAMBA)},
     "--enable-session-radix-cache": {"enable_session_radix_cache": True},
     "a cache with components of its own (MLX)": {
@@ -35,9 +36,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REFUSED_CACHES)
 def test_a_cache_the_index_cannot_lead_stops_the_server(name):
-    params = dataclasses.replace(Traffic("python").params, **REFUSED[name])
+    params = dataclasses.replace(Traffic("python").params, **REFUSED_CACHES[name])
     with plugin(policy="gds"), pytest.raises(SystemExit) as stopped:
         unified_radix_cache.select_tree_core_backend(params)
     assert str(stopped.value) == (
@@ -53,6 +54,53 @@ def test_host_copies_of_int8_states_are_refused_by_the_cores_too(core):
         traffic.core.set_hicache_enabled()
     assert str(stopped.value) == INT8_AND_HOST
     assert not traffic.core.enable_hicache
+
+
+def arguments(**given):
+    """The arguments of a server that asks for nothing else."""
+    fields = dict.fromkeys([*REFUSED, *REFUSED_WITH_INT8, "enable_hierarchical_cache"])
+    fields["disaggregation_mode"] = "null"
+    return types.SimpleNamespace(**fields | given)
+
+
+@pytest.mark.parametrize("field", REFUSED_WITH_INT8)
+def test_what_has_no_states_that_int8_could_store_is_refused_with_it_alone(field):
+    flag = "--" + field.replace("_", "-")
+    asked = arguments(**{field: True, "speculative_algorithm": "EAGLE"})
+    refuse(asked, Settings.from_given({"kv_cache_plugin": "statecache"}, {}))
+    with pytest.raises(SystemExit) as stopped:
+        refuse(asked, Settings.from_given({"kv_cache_plugin": "statecache", **INT8}, {}))
+    assert str(stopped.value) == (
+        f"statecache: {flag} is not supported with --statecache-checkpoints int8"
+    )
+
+
+def clone(pool, params):
+    """The pool of a draft head that has states of its own, as SGLang makes one of the target's."""
+    return pool.clone_with_new_mamba(
+        mamba_size=8,
+        mamba_spec_state_size=8,
+        cache_params=params,
+        device="cpu",
+        enable_mamba_extra_buffer=False,
+        draft_model_idx=0,
+    )
+
+
+def test_a_draft_head_gets_no_int8_pool():
+    """SGLang turns several draft heads on by itself for some models."""
+    with plugin(policy="gds", **INT8):
+        traffic = Traffic("rust")
+        with pytest.raises(SystemExit) as stopped:
+            clone(traffic.requests, traffic.state_params)
+    assert str(stopped.value) == (
+        "statecache: --enable-multi-layer-eagle is not supported with --statecache-checkpoints int8"
+    )
+    with plugin(policy="gds"):
+        traffic = Traffic("rust")
+        head = clone(traffic.requests, traffic.state_params)
+    assert head.mamba_pool is not traffic.requests.mamba_pool
+    assert head.mamba_ckpt_pool is None
 
 
 def test_a_server_with_a_host_tier_and_int8_states_stops():

@@ -73,6 +73,28 @@ def test_every_split_adds_up(report):
         assert split["kv_tokens"] == split["kv_bytes"] // (block * TOKEN) * block
 
 
+def test_a_drafter_takes_states_for_its_drafts_and_kv_of_its_own_layer(folder):
+    """SGLang verifies 4 tokens a step, for 4 requests and a row it keeps for itself: 20 states."""
+    report = json.loads(
+        plan(
+            folder,
+            *("--running", 4),
+            *("--draft-tokens", 3),
+            *("--engine", "sglang"),
+            "--json",
+            "-",
+        ).stdout
+    )
+    token = TOKEN // 12 * 13  # 12 layers of attention, and one of the drafter
+    for split in report["splits"]:
+        active = (20 + 1 + 20) * STATE
+        assert split["active_bytes"] == active
+        reserved = INT8 if split["states"] == "int8" else 0
+        assert active + split["kept_bytes"] + reserved + split["kv_bytes"] == 12 * GIB
+        assert split["kv_tokens"] == split["kv_bytes"] // token
+        assert "--speculative-num-draft-tokens 4" in split["flags"]
+
+
 def test_the_rates_are_those_of_the_replay(folder, report):
     tree = PrefixTree.of(read_trace(str(folder / "agent.jsonl")))
     prompt = 512 * sum(map(len, tree.paths))

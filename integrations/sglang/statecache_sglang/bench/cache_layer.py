@@ -80,8 +80,8 @@ def build_pools(
         enable_memory_saver=False,
         cache_params=states,
         mamba_layer_ids=[0, 1],
-        speculative_num_draft_tokens=3,
-        **{"size": 8, "max_context_len": 1024, "enable_mamba_extra_buffer": False, **options},
+        **{"size": 8, "max_context_len": 1024, "enable_mamba_extra_buffer": False}
+        | {"speculative_num_draft_tokens": 3, **options},
     )
     kv = pools.HybridLinearKVPool(
         size=kv_tokens,

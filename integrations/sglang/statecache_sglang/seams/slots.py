@@ -32,6 +32,7 @@ __all__ = [
     "checkpoint_pool",
     "count_slots_in_use",
     "device_of",
+    "draft_states",
     "evict_checkpoint",
     "evict_states",
     "free_state_slots",
@@ -221,6 +222,17 @@ def bytes_of_a_state(configurator: Configurator) -> int:
 def side_bytes_of_a_state(configurator: Configurator) -> int:
     """Return the bytes of the side states of one slot."""
     return int(configurator.extra_mamba_cache_bytes_per_req)
+
+
+def draft_states(configurator: Configurator) -> tuple[int, int]:
+    """Return how many states a verify step keeps, and for one of how many slots; 0 of 1 without.
+
+    As `KVCacheConfigurator._handle_max_mamba_cache` of SGLang 0.5.23, without ReplaySSM.
+    """
+    if configurator.spec_algorithm.is_none():
+        return 0, 1
+    drafts = load(at.CONTEXT).get_spec().speculative_num_draft_tokens
+    return int(drafts), int(configurator._calculate_mamba_ratio())  # noqa: SLF001
 
 
 def requested_state_slots() -> tuple[int | None, float]:
