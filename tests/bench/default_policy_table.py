@@ -27,7 +27,6 @@ from statecache.ab.results import MEASURES
 from statecache.ab.trial import Cell, Trial
 from statecache.engine.spec import engines as engine_specs
 from statecache.errors import SettingsError
-from statecache.index.policies import ENGINE, policy_names
 
 NAMES = ("sessions", "agent-traces", "one-pool", "engines", "tuned")
 POLICY = "learned"
@@ -102,7 +101,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def policies() -> tuple[str, ...]:
-    return policy_names(ENGINE)
+    return ("lru", "gds", POLICY)
 
 
 def with_each_policy(

@@ -34,8 +34,8 @@ def configure(
     if settings.record is not None and multiprocessing.parent_process() is None:
         check_record_file(settings.record)  # in a child it may be that of this very server
     in_force = settings.in_force
-    needs_prompts = find_policy(settings.policy).needs_prompts
-    if needs_prompts and not settings.dry_run and not settings.checkpoints:
+    asked = "policy" in settings.given and find_policy(settings.policy).needs_prompts
+    if asked and not settings.dry_run and not settings.checkpoints:
         raise SettingsError(
             f"--statecache-policy {settings.policy} needs --statecache-checkpoints: it rules the"
             " slots of that pool (the blocks have --statecache-block-policy)"

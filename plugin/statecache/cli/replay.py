@@ -15,7 +15,14 @@ from statecache.cli.replay_options import Options, pool_settings, replay_setting
 from statecache.engine.cost import cost_text, default_cost
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.index.admissions import POOL, SLOTS, admission_names, admission_summaries
-from statecache.index.policies import BASELINE, DEFAULT, REPLAY, pool_policy_names, summaries
+from statecache.index.policies import (
+    BASELINE,
+    DEFAULT,
+    REPLAY,
+    UNTOLD,
+    pool_policy_names,
+    summaries,
+)
 from statecache.replay.block_policies import block_policy_summaries
 from statecache.replay.block_pools import pool_rows
 from statecache.replay.kv_residency import kv_timeline
@@ -39,7 +46,8 @@ def replay_command(
         list[str] | None,
         typer.Option(
             help=f"Which state goes first. {summaries(REPLAY)}. Commas or repeat"
-            f" (default: {BASELINE},{DEFAULT})."
+            f" (default: {BASELINE},{UNTOLD},{DEFAULT}; with --pool-blocks"
+            f" {BASELINE},{UNTOLD})."
         ),
     ] = None,
     slots: Annotated[

@@ -15,6 +15,7 @@ from statecache.index.policies import (
     BASELINE,
     DEFAULT,
     REPLAY,
+    UNTOLD,
     policy_names,
     pool_policy_names,
 )
@@ -31,7 +32,7 @@ from statecache.trace.format import BLOCK_TOKENS
 __all__ = ["Options", "pool_settings", "replay_settings"]
 
 _STATE_BLOCKS = 3.0
-_COMPARED = [BASELINE, DEFAULT]  # unless asked for others
+_COMPARED = [BASELINE, UNTOLD]  # unless asked for others; on state slots the default too
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +65,7 @@ def replay_settings(options: Options) -> ReplaySettings:
         "describes a pool of blocks: give --pool-blocks as well",
     )
     return ReplaySettings(
-        policies=_known("--policy", options.policy or _COMPARED, policy_names(REPLAY)),
+        policies=_known("--policy", options.policy or [*_COMPARED, DEFAULT], policy_names(REPLAY)),
         slots=_numbers("--slots", options.slots or ["64,128,256,1024"]),
         admissions=_admissions(options, SLOTS, "dense"),
         kv_tokens=_kv_tokens(options.kv_tokens),

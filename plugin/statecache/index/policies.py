@@ -24,6 +24,7 @@ __all__ = [
     "GHOSTS",
     "POLICIES",
     "REPLAY",
+    "UNTOLD",
     "PolicySpec",
     "find_policy",
     "make_index",
@@ -32,7 +33,8 @@ __all__ = [
     "summaries",
 ]
 
-DEFAULT = "gds"
+DEFAULT = "learned"  # wherever an engine's states have slots
+UNTOLD = "gds"  # the default where nothing is told of prompts
 BASELINE = "lru"  # what others are compared with
 GHOSTS = 4096  # evicted states that are remembered
 ENGINE = "engine"  # `--statecache-policy` of an engine, its dry run, and its arms of `ab`

@@ -24,11 +24,9 @@ STRANGERS = 16  # that pass by in each turn
 CONFIGURATIONS = {
     "off": (),
     "lru": ("--kv-cache-plugin", "statecache", "--statecache-policy", "lru"),
-    "gds": ("--kv-cache-plugin", "statecache"),
-    "learned": (
-        *("--kv-cache-plugin", "statecache", "--statecache-policy", "learned"),
-        *("--statecache-admission", "ends+fork"),
-    ),
+    "gds": ("--kv-cache-plugin", "statecache", "--statecache-policy", "gds"),
+    # The default policy.
+    "learned": ("--kv-cache-plugin", "statecache", "--statecache-admission", "ends+fork"),
 }
 # Ten states on the device and twice as many on the host.
 HOST = (

@@ -52,5 +52,5 @@ def test_wrong_states_are_never_an_answer(model, tmp_path):
     mismatches = {kind: metrics["restore_mismatches_total", kind] for kind in kinds}
     assert min(mismatches.values()) >= 1
     assert metrics["anomalies_total", ""] == sum(mismatches.values())
-    assert metrics["active", "gds"] == 1
+    assert metrics["active", "learned"] == 1
     assert log.read_text().count("is not what was to be restored") == 1

@@ -64,7 +64,7 @@ class Way:
         if self._mode:
             pages_a_state = INT8 if self._mode == "int8" else NATIVE
             slots = int(self._share * pages / pages_a_state)
-            plugin = {"checkpoints": self._mode, "checkpoint_slots": slots}
+            plugin = {"checkpoints": self._mode, "checkpoint_slots": slots, "policy": "gds"}
             plugin["checkpoint_interval"] = INTERVAL
             if self._policy is not None:
                 plugin["policy"] = self._policy

@@ -60,7 +60,7 @@ def test_the_checkpoint_pool_counts_stores_restores_evictions_and_bytes(model):
     )
     assert (found["slots|checkpoint"], found["states_resident|checkpoint"]) == (4, 4)
     assert (found["slots_free|checkpoint"], found["states_pinned|checkpoint"]) == (0, 0)
-    assert found["active|reuse+gds"] == 1
+    assert found["active|reuse+learned"] == 1
 
 
 def test_a_part_that_handed_over_is_not_active_and_its_counts_stay(model):
@@ -70,7 +70,7 @@ def test_a_part_that_handed_over_is_not_active_and_its_counts_stay(model):
     before = sampled(run)
     run.scheduler_side.parts.end_checkpoints()
     after = sampled(run)
-    assert (before["active|reuse+gds"], after["active|reuse+gds"]) == (1, 0)
+    assert (before["active|reuse+learned"], after["active|reuse+learned"]) == (1, 0)
     assert after["checkpoint_stores|native"] == before["checkpoint_stores|native"] > 0
 
 
@@ -130,13 +130,13 @@ def test_a_real_server_shows_them(model, tmp_path, monkeypatch):
     flags = ["--kv-cache-plugin", "statecache", "--statecache-checkpoints", "native"]
     with serve(model, tmp_path / "log", *flags, "--statecache-checkpoint-slots", "8"):
         start = read(url)
-        assert start["active", "reuse+gds"] == 1
+        assert start["active", "reuse+learned"] == 1
         assert start["requests_total", ""] == 0
         assert [ask(model, document(1, 276))[0] for _ in range(3)] == [0, 256, 256]
         found = wait_for(url, lambda found: found["requests_total", ""] == 3)
         assert look_at_server(url) == (
             "ok",
-            f"{url}/metrics: the plugin is active (engine vllm, policy reuse+gds)",
+            f"{url}/metrics: the plugin is active (engine vllm, policy reuse+learned)",
             "vllm",
         )
     assert found["requests_total", ""] == 3

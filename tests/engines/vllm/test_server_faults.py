@@ -114,7 +114,7 @@ def test_a_failing_core_a_killed_one_and_a_restart(model, alone, tmp_path, monke
         assert texts([ask(model, prompt) for prompt in PROMPTS]) == alone
         found = wait_for(url, lambda found: found["requests_total", ""] == len(PROMPTS))
         assert found["anomalies_total", ""] == 1
-        assert found["active", "reuse+gds"] == 0
+        assert found["active", "reuse+learned"] == 0
         assert found["checkpoint_stores_total", "native"] == 4
         (line,) = [
             entry
@@ -149,7 +149,7 @@ def test_a_failing_core_a_killed_one_and_a_restart(model, alone, tmp_path, monke
         assert read(url)["requests_total", ""] == 0
         assert texts([ask(model, prompt) for prompt in PROMPTS]) == alone
         found = wait_for(url, lambda found: found["requests_total", ""] == len(PROMPTS))
-        assert found["active", "reuse+gds"] == 1
+        assert found["active", "reuse+learned"] == 1
         assert found["anomalies_total", ""] == 0
         assert found["requests_total", ""] == len(PROMPTS)
         assert found["prompt_tokens_total", ""] == sum(map(len, PROMPTS))

@@ -36,12 +36,12 @@ def test_the_table_has_one_row_a_combination(trace: Path) -> None:
         [policy, slots, admission]
         for admission in ("ends", "dense")
         for slots in ("1", "2")
-        for policy in ("lru", "gds")
+        for policy in ("lru", "gds", "learned")
     ]
     # Worked by hand in test_replay: 13 blocks of prompt, 6 resident, 4 hit, 3 evicted at 2 slots.
     # At a cost of 1 a token, the 9 blocks not hit cost 9 * 512.
     missed, cost = f"{2 * 512 / 5:.1f}", f"{9 * 512 / 5:.4f}"
-    assert rows[4][3:] == ["5", f"{4 / 13:.4f}", f"{6 / 13:.4f}", missed, cost, "3"]
+    assert rows[5][3:] == ["5", f"{4 / 13:.4f}", f"{6 / 13:.4f}", missed, cost, "3"]
 
 
 def test_lists_take_commas_and_repeats_and_drop_what_comes_again(trace: Path) -> None:

@@ -67,7 +67,7 @@ def test_nothing_given_is_off():
 
 def test_defaults_are_those_of_the_design():
     settings = Settings.from_given(ON, {})
-    assert (settings.policy, cost_text(settings.cost_model())) == ("gds", "1.862e-5,3.33e-6")
+    assert (settings.policy, cost_text(settings.cost_model())) == ("learned", "1.862e-5,3.33e-6")
     assert (settings.checkpoints, settings.checkpoint_slots) == (None, None)
     assert (settings.block_policy, settings.strict) == ("reuse", False)
     assert (settings.checkpoint_interval, settings.wait_for_head) == (None, "on")
@@ -171,7 +171,7 @@ def test_how_checkpoints_are_kept(given, mode, slots):
 
 
 def test_a_default_given_explicitly_is_told_apart_from_one_that_was_not():
-    settings = Settings.from_given({**ON, "policy": "gds"}, {})
+    settings = Settings.from_given({**ON, "policy": "learned"}, {})
     assert settings.policy == Settings.from_given(ON, {}).policy
     assert "policy" in settings.given
     assert "policy" not in Settings.from_given(ON, {}).given

@@ -13,6 +13,7 @@ from statecache.index.policies import (
     ENGINE,
     POLICIES,
     REPLAY,
+    UNTOLD,
     PolicySpec,
     find_policy,
     make_index,
@@ -53,7 +54,8 @@ def test_the_rows() -> None:
     names = [spec.name for spec in POLICIES]
     assert len(set(names)) == len(names)
     assert all(spec.summary and spec.runs_in <= {ENGINE, REPLAY} for spec in POLICIES)
-    assert {BASELINE, DEFAULT} <= set(policy_names(ENGINE)) & set(pool_policy_names())
+    assert {BASELINE, UNTOLD, DEFAULT} <= set(policy_names(ENGINE))
+    assert {BASELINE, UNTOLD} <= set(pool_policy_names())
     assert {spec.name for spec in INDEXED} == set(_index.POLICIES)
     assert all(f"{name}: " in summaries(REPLAY) for name in policy_names(REPLAY))
 
