@@ -3,6 +3,7 @@
 COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
 PYTHON_CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core"
 RUST_CORE = "sglang.srt.mem_cache.rust_tree_core.adapter"
+RUST_BINDING = "sglang.srt.mem_cache.rust_tree_core.mem_cache"
 ACTIONS = "sglang.srt.mem_cache.unified_cache.cache_action"
 INTERFACE = "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface"
 REGISTRY = "sglang.srt.mem_cache.unified_cache.tree_core_registry"

@@ -37,14 +37,16 @@ def install(settings: Settings) -> Installed:
 
     A dry run installs what sees requests come and go, and nothing else.
     """
-    check_seams(settings)
-    rows = [] if settings.dry_run else _state_patches(settings)
+    without = check_seams(settings)
+    leads_rust = seam_table.RUST_LEAD not in without
+    rows = [] if settings.dry_run else _state_patches(settings, leads_rust=leads_rust)
     if settings.checkpoints is not None and not settings.dry_run:
         rows += _int8_patches(settings)
     if settings.record is not None or settings.dry_run:
         rows += _recording_patches(settings)
     version = seams.engine_version()
-    patch_set = PatchSet([row for row in rows if row.applies_to(version)])
+    off = {each.target for each in seam_table.OPTIONAL if each.optional in without}
+    patch_set = PatchSet([r for r in rows if r.applies_to(version) and r.target not in off])
     patch_set.install()
     cost = settings.cost_model()
     _log.info(
@@ -57,7 +59,7 @@ def install(settings: Settings) -> Installed:
     return Installed(settings, patch_set)
 
 
-def _state_patches(settings: Settings) -> list[Patch]:
+def _state_patches(settings: Settings, *, leads_rust: bool) -> list[Patch]:
     from statecache_sglang.invariants import check_state_pools
     from statecache_sglang.prefill_chunks import continue_chunks
     from statecache_sglang.scheduler_side import note_queue
@@ -65,7 +67,7 @@ def _state_patches(settings: Settings) -> list[Patch]:
     from statecache_sglang.speculation import note_uncached, note_verified
     from statecache_sglang.unsupported import refuse_storage
 
-    cores = _TreeCores(settings)
+    cores = _TreeCores(settings, leads_rust=leads_rust)
     return [
         patches.TREE_CORE.carried_out_by(cores.register, tree.unregister_tree_core),
         patches.SELECT_TREE_CORE.wrapped_by(cores.select),
@@ -103,13 +105,16 @@ def _recording_patches(settings: Settings) -> list[Patch]:
     ]
 
 
-def check_seams(settings: Settings) -> None:
-    """Raise `SeamError` unless every seam is as it was in the tested versions."""
+def check_seams(settings: Settings) -> Mapping[str, str]:
+    """Raise `SeamError` unless every seam is as it was in the tested versions.
+
+    Returns the features that are off in this one, with the reasons.
+    """
     version = seams.engine_version()
     used = seam_table.SEAMS
     if settings.record is not None or settings.dry_run:
         used += seam_table.RECORDING_SEAMS
-    seam.check(
+    return seam.check(
         "SGLang",
         version,
         used,
@@ -124,13 +129,13 @@ def check_seams(settings: Settings) -> None:
 class _TreeCores:
     """Says which caches are managed, and builds their tree cores."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, leads_rust: bool) -> None:
         from statecache_sglang.tree_python import IndexedMambaComponent, IndexedPythonCore
-        from statecache_sglang.tree_rust import IndexedRustCore
 
         self._settings = settings
         self._component = IndexedMambaComponent
-        self._python_core, self._rust_core = IndexedPythonCore, IndexedRustCore
+        self._python_core = IndexedPythonCore
+        self._leads_rust = leads_rust
         self._original_select: tree.Select
         self._original_component: type[MambaComponent]
 
@@ -148,8 +153,11 @@ class _TreeCores:
         self, params: CacheParameters, components: Mapping[ComponentType, MambaComponent]
     ) -> object:
         """Make the tree core of a cache, in the place of the one SGLang chose."""
-        if tree.resolve_tree_core(self._original_select, params) == "rust":
-            return self._rust_core(params, self._settings)
+        chosen = tree.resolve_tree_core(self._original_select, params)
+        if chosen == "rust" and self._leads_rust:
+            from statecache_sglang.tree_rust import IndexedRustCore
+
+            return IndexedRustCore(params, self._settings)
         return self._python_core(params, components, self._settings)
 
     def put_component(self) -> None:

@@ -136,7 +136,7 @@ QUEUE_REQUEST = Patch(
 ABORT_REQUEST = Patch(
     f"{at.SCHEDULER}:Scheduler.send_abort_output",
     why=f"{_NO_HEARING}, needs the end of one that was aborted while it waited.",
-    upstream="Scheduler.send_abort_output (0.5.23)",
+    upstream="Scheduler.send_abort_output (0.5.23; without it such requests are not seen)",
     remove_when=_UNTIL_EVENTS,
 )
 STREAM_OUTPUT = Patch(

@@ -23,6 +23,7 @@ from statecache_sglang.engine_paths import (
     PYTHON_CORE,
     REGISTRY,
     RESULTS,
+    RUST_BINDING,
     RUST_CORE,
     SCHEDULER,
     SERVER_ARGS,
@@ -30,12 +31,17 @@ from statecache_sglang.engine_paths import (
     STREAMER,
 )
 
-__all__ = ["RECORDING_SEAMS", "SEAMS", "TESTED", "VIEWS"]
+__all__ = ["OPTIONAL", "RECORDING_SEAMS", "RUST_LEAD", "SEAMS", "TESTED", "VIEWS"]
 
-TESTED = ("0.5.23",)
+TESTED = ("0.5.22", "0.5.23")
 
-_WALK = "tracker device_frees host_frees cache_actions"
-_EVICT = "device_frees host_frees cache_actions target"
+# What only one feature needs, by what people are told is off.
+RUST_LEAD = "the Rust tree core (the Python one takes its place)"
+_ABORTS = "the record of requests that are aborted while they wait"
+_UNCACHED = "the count of states past a stop that SGLang itself does not cache"
+
+_FREES = "device_frees host_frees"
+_PATH_NODE = ("node_id", "parent_id", "path_start", "path_end", "full_value_len", "num_children")
 
 SEAMS: tuple[Seam, ...] = (
     Seam(SERVER_ARGS, "ServerArgs.add_cli_args"),
@@ -48,14 +54,14 @@ SEAMS: tuple[Seam, ...] = (
         {
             "refresh_lru": "phase node root_node",
             "commit_insert_component_data": "node is_new_leaf params result cache_actions",
-            "evict_component": f"node {_EVICT}",
+            "evict_component": f"node {_FREES} cache_actions target | node {_FREES} target",
             "release_component_lock": "node params lock_host",
             "prepare_for_caching_req": "req insert_params token_ids_len is_finished",
             "finalize_match_result_in_cache": "params result",
-            "_alloc_mamba_slot": "req",
+            "_alloc_mamba_slot": "req | ",
             "_alloc_int8_ckpt_slot": "",
             "_evict_device_start": "request_cnt",
-            "_evict_device_next_node": _WALK,
+            "_evict_device_next_node": f"tracker {_FREES} cache_actions | tracker {_FREES}",
             "_evict_device_end": "",
         },
     ),
@@ -75,11 +81,19 @@ SEAMS: tuple[Seam, ...] = (
             "mark_write_through_pending": "node_ids ack_id",
             "finish_write_through": "node_ids ack_id",
             "finish_mamba_state_eviction": "node_id",
-            "_evict_component_and_detach_lru": f"node comp {_EVICT} tracker",
-            "_cascade_evict": "node trigger tracker device_frees host_frees cache_actions target",
+            "_evict_component_and_detach_lru": f"node comp {_FREES} cache_actions target tracker"
+            f" | node comp {_FREES} target tracker",
+            "_cascade_evict": f"node trigger tracker {_FREES} cache_actions target"
+            f" | node trigger tracker {_FREES} target",
         },
     ),
-    Seam(RUST_CORE, "RustUnifiedTreeCore", ("params",), base="UnifiedTreeCoreInterface"),
+    Seam(
+        RUST_CORE,
+        "RustUnifiedTreeCore",
+        ("params",),
+        base="UnifiedTreeCoreInterface",
+        optional=RUST_LEAD,
+    ),
     *methods(
         RUST_CORE,
         "RustUnifiedTreeCore",
@@ -111,11 +125,16 @@ SEAMS: tuple[Seam, ...] = (
             "drop_subtree_no_host": "node_id",
             "drive_host_eviction": "component_type num_tokens",
         },
+        optional=RUST_LEAD,
     ),
-    Seam(RUST_CORE, "RustUnifiedTreeCore.is_write_back"),
+    Seam(RUST_CORE, "RustUnifiedTreeCore.is_write_back", optional=RUST_LEAD),
+    Seam(RUST_CORE, "RustUnifiedTreeCore._bindings", optional=RUST_LEAD),
+    Seam(INTERFACE, "TreePathNodeInfo", _PATH_NODE, optional=RUST_LEAD),
+    Seam(ACTIONS, "MambaEvictExcessPathStates", optional=RUST_LEAD),
     *(
-        Seam("sglang.srt.mem_cache.rust_tree_core.mem_cache", name)
+        Seam(RUST_BINDING, name, optional=RUST_LEAD)
         for name in (
+            "TreeCoreInitParamsBinding",
             "DecLockRefParamsBinding",
             "RustUnifiedTreeCoreBinding.collect_path_info",
             "RustUnifiedTreeCoreBinding.inc_lock_ref",
@@ -123,9 +142,6 @@ SEAMS: tuple[Seam, ...] = (
         )
     ),
     Seam(INTERFACE, "EvictDeviceNextNodeResult"),
-    Seam(RUST_CORE, "RustUnifiedTreeCore._bindings"),
-    Seam(ACTIONS, "MambaEvictExcessPathStates"),
-    Seam("sglang.srt.mem_cache.rust_tree_core.mem_cache", "TreeCoreInitParamsBinding"),
     Seam(REGISTRY, "register_tree_core_backend", ("name", "factory")),
     Seam(REGISTRY, "resolve_tree_core_backend", ("name", "params")),
     Seam(CACHE, "select_tree_core_backend", ("params",)),
@@ -140,7 +156,7 @@ SEAMS: tuple[Seam, ...] = (
             "mamba_protected_size": "",
             "init_load_back": "params",
             "supports_mamba": "",
-            "evict_for_alloc": "params allocation_reclaim_satisfied",
+            "evict_for_alloc": "params allocation_reclaim_satisfied | params",
             "evict": "params",
             "attach_storage_backend": "storage_backend storage_backend_extra_config_json"
             " served_model_name hicache_storage_prefetch_policy hicache_write_policy",
@@ -170,8 +186,13 @@ SEAMS: tuple[Seam, ...] = (
         "SchedulerBatchResultProcessor",
         {
             "_resolve_spec_v2_tokens": "result batch",
-            "_mamba_can_cache_finished_req": "req result i",
         },
+    ),
+    *methods(
+        RESULTS,
+        "SchedulerBatchResultProcessor",
+        {"_mamba_can_cache_finished_req": "req result i"},
+        _UNCACHED,
     ),
     *(
         Seam(CONTEXT, name, ())
@@ -187,15 +208,17 @@ RECORDING_SEAMS: tuple[Seam, ...] = (
         {
             "__init__": "server_args port_args",
             "_add_request_to_queue": "req is_retracted",
-            "send_abort_output": "abort_req req",
         },
     ),
+    *methods(SCHEDULER, "Scheduler", {"send_abort_output": "abort_req req"}, _ABORTS),
     *methods(
         STREAMER,
         "SchedulerOutputStreamer",
         {"stream_output": "reqs return_logprob skip_req"},
     ),
 )
+
+OPTIONAL: tuple[Seam, ...] = tuple(seam for seam in (*SEAMS, *RECORDING_SEAMS) if seam.optional)
 
 _BATCH = "sglang.srt.managers.schedule_batch"
 _TREE = "sglang.srt.mem_cache.unified_cache"
@@ -247,11 +270,8 @@ VIEWS: tuple[View, ...] = (
     View(views.ComponentData, f"{_TREE}.components.base:ComponentData"),
     View(views.TreeNode, f"{PYTHON_CORE}:UnifiedTreeNode"),
     View(views.TreeCore, f"{PYTHON_CORE}:UnifiedTreeCore"),
-    View(views.TreeCore, f"{RUST_CORE}:RustUnifiedTreeCore"),
     View(views.PythonCore, f"{PYTHON_CORE}:UnifiedTreeCore"),
-    View(views.RustCore, f"{RUST_CORE}:RustUnifiedTreeCore"),
-    View(
-        views.RustBinding,
-        "sglang.srt.mem_cache.rust_tree_core.mem_cache:RustUnifiedTreeCoreBinding",
-    ),
+    View(views.RustCore, f"{RUST_CORE}:RustUnifiedTreeCore", optional=RUST_LEAD),
+    View(views.RustBinding, f"{RUST_BINDING}:RustUnifiedTreeCoreBinding", optional=RUST_LEAD),
+    View(views.InnerStep, f"{INTERFACE}:EvictDeviceNextNodeResult", optional=RUST_LEAD),
 )

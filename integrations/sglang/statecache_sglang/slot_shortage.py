@@ -119,7 +119,7 @@ class SlotShortageMixin(MambaComponent):
             if self._reserved_checkpoint is None:
                 return False
         if not is_finished and (tracked or not int8):
-            self._reserved = _or_none(super()._alloc_mamba_slot, req)
+            self._reserved = _or_none(super()._alloc_mamba_slot, *state_slots.allocating_for(req))
             return self._reserved is not None
         return True
 

@@ -10,11 +10,13 @@ Slots and indices are int64 tensors. Lengths and depths are tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from statecache.checkpoint.proof import Prefix
-from statecache.index.keyed_index import PrefixKey
 from statecache_sglang.pool_views import Checkpoints, RequestPool, Tensor
+
+if TYPE_CHECKING:  # the tables must load where the native index does not
+    from statecache.checkpoint.proof import Prefix
+    from statecache.index.keyed_index import PrefixKey
 
 
 class ComponentType(Protocol):
@@ -251,7 +253,6 @@ class EvictionStep(Protocol):
     device_frees: Frees
     host_frees: Frees
     tracker: Tracker
-    cache_actions: list[object]
 
 
 class WalkStep(EvictionStep, Protocol):
@@ -259,6 +260,12 @@ class WalkStep(EvictionStep, Protocol):
 
     node_id: int | None
     mamba_backup_node_id: int | None
+
+
+class InnerStep(WalkStep, Protocol):
+    """A step that drops an inner state, with what the cache is to do besides."""
+
+    cache_actions: list[object]
 
 
 class LoadBackParameters(Protocol):

@@ -16,6 +16,7 @@ from statecache.engine.spec import engine_named, engines
 from statecache.engine.versions import pip_line
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.tools.doctor import Report, examine
+from statecache.tools.engine_source import examine_source
 from statecache.tools.http_client import ServerAddress
 
 __all__ = ["doctor_command", "main"]
@@ -31,6 +32,13 @@ def doctor_command(
     url: Annotated[
         str | None,
         typer.Option(help="A running server: is the plugin active in it? (by its /metrics)"),
+    ] = None,
+    engine_source: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR|WHEEL",
+            help="Look at an engine that is not installed, by its source alone: what has moved?",
+        ),
     ] = None,
     json: Annotated[
         Path | None,
@@ -48,10 +56,14 @@ def doctor_command(
         engine_named(engine)
     if url is not None:
         ServerAddress(url)  # a bad one is said before the long look
+        if engine_source is not None:
+            raise SettingsError("--engine-source and --url: give one of them")
     if json:
         check_output("--json", json)
     errors = Console(stderr=True)
-    if sys.stderr.isatty():
+    if engine_source is not None:
+        report = examine_source(engine_source, engine)
+    elif sys.stderr.isatty():
         with errors.status("looking") as status:
             report = examine(engine, url, lambda what: status.update(f"looking at {what}"))
     else:
@@ -60,7 +72,9 @@ def doctor_command(
         with whole_file("--json", json) as file:
             file.write(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     if str(json) != "-":
-        typer.echo("\n".join(_lines(report, all_seams=seams)))
+        lines = _lines(report, all_seams=seams)
+        verdict = _verdict(report) if engine_source is None else _source_verdict(report)
+        typer.echo("\n".join([*lines, verdict]))
     if not report.works:
         raise typer.Exit(1)
 
@@ -74,7 +88,7 @@ def _lines(report: Report, *, all_seams: bool) -> list[str]:
     if all_seams:
         for name, found in report.engines.items():
             lines += [f"  {name} {seam}: {state}" for seam, state in found.seams.items()]
-    return [*lines, _verdict(report)]
+    return lines
 
 
 def _verdict(report: Report) -> str:
@@ -101,6 +115,14 @@ def _verdict(report: Report) -> str:
         alone = f"--engine {fine[0]} looks at {known[fine[0]].title} alone"
         return f"It would not work in {broken}: {len(problems)} above ({alone}).{_cure(report)}"
     return f"It would not work: {len(problems)} above.{_cure(report)}"
+
+
+def _source_verdict(report: Report) -> str:
+    if report.works:
+        changed = any(state != "ok" for e in report.engines.values() for state in e.seams.values())
+        return "Only what is noted above is off." if changed else "No difference was found."
+    count = sum(finding.level == "problem" for finding in report.findings)
+    return f"It would not work: {count} above.{_cure(report)}"
 
 
 def _cure(report: Report) -> str:

@@ -12,8 +12,8 @@ import functools
 import importlib
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from statecache.engine.patching import original_function
 from statecache.engine.settings_schema import flag_of
@@ -22,6 +22,7 @@ from statecache.engine.views import View, is_listed, lacking, off, probe_views, 
 from statecache.errors import SeamError
 
 __all__ = [
+    "Facts",
     "Seam",
     "check",
     "check_native",
@@ -31,6 +32,7 @@ __all__ = [
     "methods",
     "probe",
     "replaced",
+    "worst_of_each",
 ]
 
 
@@ -72,7 +74,10 @@ class Seam:
         A module that is there and cannot be imported is missing, with the reason. Of an `optional`
         seam that is not in place: "off", with its feature and the reason.
         """
-        state = self._look()
+        return self.or_off(self._look())
+
+    def or_off(self, state: str) -> str:
+        """Return a state, of an `optional` seam as what it turns off."""
         return state if state == "ok" or not self.optional else off(self.optional, state)
 
     def _look(self) -> str:
@@ -83,44 +88,113 @@ class Seam:
         except ImportError as error:
             there = not self.module.startswith(f"{error.name}.") and error.name != self.module
             return f"missing ({error})" if there else "missing"
-        difference = next(self._differences(owner, found), None)
+        return self.judge(_Installed(owner, self.path.rpartition(".")[2], found))
+
+    def judge(self, facts: Facts) -> str:
+        """Return "ok", or "moved" with what is different, of what is known of the thing."""
+        difference = next(self._differences(facts), None)
         return "ok" if difference is None else f"moved ({difference})"
 
-    def _differences(self, owner: Any, found: Any) -> Iterator[str]:
-        name = self.path.rpartition(".")[2]
-        if self.base is not None and self.base not in [b.__name__ for b in found.__mro__[1:]]:
+    def _differences(self, facts: Facts) -> Iterator[str]:
+        if self.base is not None and self.base not in facts.bases():
             yield f"no longer a {self.base}"
         if self.public is not None:
-            more = {name for name in vars(found) if not name.startswith("_")} - {*self.public}
+            more = {name for name in facts.names() if not name.startswith("_")} - {*self.public}
             if more:
                 yield f"has {', '.join(sorted(more))}, too"
         if self.fields:
-            yield from self._differing_fields(found)
+            yield from self._differing_fields(facts)
         if self.code is not None:
-            code = getattr(found, "__code__", None)
-            more = {*code.co_names} - {*self.code} if code else {"what cannot be read"}
+            used = facts.names_used()
+            more = {"what cannot be read"} if used is None else used - {*self.code}
             if more:
                 yield f"uses {', '.join(sorted(more))}, too"
         if self.parameters:
-            names = tuple(inspect.signature(found).parameters)
-            if names not in (self.parameters, *self.variants):
+            names = facts.parameters()
+            if names is not None and names not in (self.parameters, *self.variants):
                 yield f"takes {', '.join(names) or 'nothing'}"
         if self.items is not None:
-            items = _items(owner, name, found)
+            items = _items(facts.annotation())
             if items != self.items:
                 yield f"has {items} items" if items else "has an unknown number of items"
-        if self.replaced and original_function(owner, name) is None:
-            yield f"another plugin changed it: {_place(found)}"
+        if self.replaced:
+            place = facts.changed_by()
+            if place is not None:
+                yield f"another plugin changed it: {place}"
 
-    def _differing_fields(self, found: Any) -> Iterator[str]:
-        tuple_fields = getattr(found, "_fields", None)
+    def _differing_fields(self, facts: Facts) -> Iterator[str]:
+        tuple_fields = facts.tuple_fields()
         if tuple_fields is not None:
-            if tuple(tuple_fields) != self.fields:
+            if tuple_fields != self.fields:
                 yield f"has {', '.join(tuple_fields) or 'nothing'}"
             return
-        gone = lacking(found, self.fields)
+        gone = facts.lacking(self.fields)
         if gone:
             yield f"has no {', '.join(gone)}"
+
+
+class Facts(Protocol):
+    """What is known of a thing of an engine, installed or in its source."""
+
+    def bases(self) -> Collection[str]:
+        """The names of the classes that a class is made from, in any number of steps."""
+
+    def names(self) -> Collection[str]:
+        """The names that a class itself defines."""
+
+    def tuple_fields(self) -> tuple[str, ...] | None:
+        """The fields of a named tuple, None of anything else."""
+
+    def lacking(self, names: Sequence[str]) -> list[str]:
+        """Those of the names that no object of a class has, as `View` says."""
+
+    def names_used(self) -> set[str] | None:
+        """The names in the code of a function, None of what has no code."""
+
+    def parameters(self) -> tuple[str, ...] | None:
+        """What a function or a class takes, None where that is not known."""
+
+    def annotation(self) -> object:
+        """What is written of the type that a function returns, or that an attribute has."""
+
+    def changed_by(self) -> str | None:
+        """Where a function was written that is in the place of the engine's own."""
+
+
+class _Installed:
+    """What is known of a thing that was imported."""
+
+    def __init__(self, owner: Any, name: str, found: Any) -> None:
+        self._owner, self._name, self._found = owner, name, found
+
+    def bases(self) -> Collection[str]:
+        return [base.__name__ for base in self._found.__mro__[1:]]
+
+    def names(self) -> Collection[str]:
+        return [*vars(self._found)]
+
+    def tuple_fields(self) -> tuple[str, ...] | None:
+        fields = getattr(self._found, "_fields", None)
+        return None if fields is None else tuple(fields)
+
+    def lacking(self, names: Sequence[str]) -> list[str]:
+        return lacking(self._found, names)
+
+    def names_used(self) -> set[str] | None:
+        code = getattr(self._found, "__code__", None)
+        return {*code.co_names} if code else None
+
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(inspect.signature(self._found).parameters)
+
+    def annotation(self) -> object:
+        found = self._found
+        said = inspect.signature(found).return_annotation if inspect.isfunction(found) else None
+        return _annotation(self._owner, self._name) if said is None else said
+
+    def changed_by(self) -> str | None:
+        own = original_function(self._owner, self._name)
+        return _place(self._found) if own is None else None
 
 
 def _find(module: str, path: str) -> tuple[Any, Any]:
@@ -149,10 +223,8 @@ def _annotation(owner: Any, name: str) -> Any:
     return ""
 
 
-def _items(owner: Any, name: str, found: Any) -> int | None:
+def _items(said: object) -> int | None:
     """Return how long the outermost tuple of fixed length is, in what annotates a thing."""
-    said = inspect.signature(found).return_annotation if inspect.isfunction(found) else None
-    said = _annotation(owner, name) if said is None else said
     try:
         tree = ast.parse(said if isinstance(said, str) else inspect.formatannotation(said))
     except SyntaxError:
@@ -196,9 +268,14 @@ def _place(function: Any) -> str:
 
 def probe(seams: Sequence[Seam], views: Sequence[View] = ()) -> list[tuple[str, str]]:
     """Look at every seam and view; return the name of each and its state, as `Seam.state`."""
-    states: dict[str, str] = {}
     found = [(f"{seam.module}.{seam.path}", seam.state()) for seam in seams]
-    for name, state in (*found, *probe_views(views)):
+    return worst_of_each([*found, *probe_views(views)])
+
+
+def worst_of_each(found: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return each name once, with the worst of its states."""
+    states: dict[str, str] = {}
+    for name, state in found:
         states[name] = max(state, states.get(name, "ok"), key=_severity)
     return [*states.items()]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import dis
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from statecache.errors import SeamError
 __all__ = [
     "OURS",
     "View",
+    "assigned",
     "is_listed",
     "lacking",
     "members_of",
@@ -68,7 +69,7 @@ def lacking(owner: type, names: Iterable[str], assigned_in: tuple[str, ...] = ()
     bases = owner.__mro__[:-1]
     left = {name for name in names if not is_listed(name, bases)}
     for code, own in _codes(bases, assigned_in):
-        left -= _assigned(code, left.intersection(code.co_names), own)
+        left -= assigned(code, left.intersection(code.co_names), own)
         if not left:
             break
     return sorted(left)
@@ -131,7 +132,7 @@ def _codes_of(value: Any) -> Iterator[CodeType]:
             yield code
 
 
-def _assigned(code: CodeType, names: Iterable[str], own: str | None) -> set[str]:
+def assigned(code: CodeType, names: Iterable[str], own: str | None) -> set[str]:
     """Return those of the names that the code assigns as attributes, of `own` or of anything."""
     wanted, found = set(names), set[str]()
     if not wanted:
@@ -146,14 +147,19 @@ def _assigned(code: CodeType, names: Iterable[str], own: str | None) -> set[str]
     return found
 
 
-def probe_views(views: Sequence[View]) -> list[tuple[str, str]]:
-    """Return each attribute that is read, by its place, and "ok", "missing" or "off ..."."""
+def probe_views(
+    views: Sequence[View], missing: Callable[[View], list[str]] = View.missing
+) -> list[tuple[str, str]]:
+    """Return each attribute that is read, by its place, and "ok", "missing" or "off ...".
+
+    `missing` returns the members that a view's class has not, or raises `SeamError`.
+    """
     states: dict[str, str] = {}
     for view in views:
         place = view.target.replace(":", ".")
         gone = off(view.optional, "missing") if view.optional else "missing"
         try:
-            missing = view.missing()
+            without = missing(view)
         except SeamError:
             if states.get(place) != "missing":
                 states[place] = gone
@@ -161,7 +167,7 @@ def probe_views(views: Sequence[View]) -> list[tuple[str, str]]:
         for member in members_of(view.protocol):
             name = f"{place}.{member}"
             if states.get(name) != "missing":
-                states[name] = gone if member in missing else "ok"
+                states[name] = gone if member in without else "ok"
     return list(states.items())
 
 

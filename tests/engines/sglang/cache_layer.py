@@ -18,13 +18,17 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from statecache.checkpoint.proof import Prefix
+from statecache.engine.seams import features_off, probe
 from statecache.engine.settings import Settings
 from statecache.index.keyed_index import TokenPrefixes
 from statecache_sglang.bench import cache_layer
+from statecache_sglang.seam_table import RUST_LEAD, SEAMS, VIEWS
 from statecache_sglang.seams import scheduler as scheduler_seams
 
 FULL, MAMBA = ComponentType.FULL, ComponentType.MAMBA
 CORES = ("python", "rust")
+# Where the Rust core cannot be led the Python one is built in its place.
+LEADS_RUST = RUST_LEAD not in features_off(probe(SEAMS, VIEWS))
 
 # The two kinds of state SGLang keeps by the same slot beside the pool, as Qwen4-Exp has them.
 SIDE_STATES = {

@@ -15,6 +15,7 @@ from statecache.replay.prefix_tree import PrefixTree
 from statecache.replay.schedule import admitted_blocks
 from statecache_sglang.bench.cache_driver import play, serve
 from statecache_sglang.bench.cache_layer import CacheLayer
+from statecache_sglang.seams import engine_version
 
 # One Python by two names, so that there are two processes, each with a hash seed of its own.
 PYTHONS = {"a": sys.executable, "b": str(Path(sys.executable).with_name("python3"))}
@@ -112,6 +113,6 @@ def test_in_processes_of_their_own_numbers_repeat(monkeypatch):
     cell = Cell(name="c", workload=Workload(kind="agent", sessions=4, turns=5), arms=arms)
     with Bench(Trial(name="t", cells=[cell], repeats=2)) as bench:
         played = {(run.arm, run.seed): played for run, played in bench.runs()}
-        assert bench.versions == {"sglang": "0.5.23"}
+        assert bench.versions == {"sglang": engine_version()}
     assert played["a", 0] == played["b", 0] != played["a", 1] == played["b", 1]
     assert played["a", 0].served

@@ -6,8 +6,11 @@ import subprocess
 import sys
 
 from statecache.engine.seams import probe
+from statecache.tools.engine_source import probe_source
+from statecache.tools.source_tree import SourceTree
 from statecache_vllm.seam_table import SEAMS, TESTED, VIEWS
 from support.moved_seam import plant
+from support.planted_source import copy_with, folder_of
 
 
 def doctor(path=None):
@@ -44,3 +47,34 @@ def test_a_moved_seam_is_named(tmp_path):
     in_place = f"{total - 1} of {total} seams are in place"
     notes = [finding["text"] for finding in report["findings"] if finding["level"] == "note"]
     assert f"vLLM {version}: {in_place}; a tested version" in notes
+
+
+def test_the_source_says_what_the_import_does():
+    source = probe_source(SourceTree(folder_of("vllm").parent), SEAMS, VIEWS)
+    assert source == probe(SEAMS, VIEWS)
+
+
+PLANTED = {
+    "v1/core/block_pool.py": [("def evict_blocks(", "def drop_blocks(")],
+    "v1/core/kv_cache_utils.py": [("    ref_cnt: int = 0\n", "")],
+    "v1/core/kv_cache_manager.py": [
+        (
+            "def remove_skipped_blocks(\n        self,",
+            "def remove_skipped_blocks(\n        self, why,",
+        )
+    ],
+}
+
+
+def test_planted_changes_are_found_in_the_source_as_by_the_import(tmp_path):
+    """A renamed method, one more argument, a field gone."""
+    copy_with(tmp_path, "vllm", PLANTED)
+    planted = dict(probe_source(SourceTree(tmp_path), SEAMS, VIEWS))
+    before = dict(probe(SEAMS, VIEWS))
+    assert {name.rpartition("core.")[2]: s for name, s in planted.items() if s != before[name]} == {
+        "block_pool.BlockPool.evict_blocks": "missing",
+        "kv_cache_utils.KVCacheBlock.ref_cnt": "missing",
+        "kv_cache_manager.KVCacheManager.remove_skipped_blocks": "moved (takes self, why,"
+        " request_id, processed_computed_tokens, num_prompt_tokens)",
+    }
+    assert json.loads(doctor(tmp_path).stdout)["engines"]["vllm"]["seams"] == planted

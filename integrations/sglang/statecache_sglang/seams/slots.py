@@ -6,6 +6,7 @@ import dataclasses
 import operator
 from typing import Any
 
+from statecache.engine.seams import has
 from statecache.errors import exit_engine
 from statecache_sglang import engine_paths as at
 from statecache_sglang.pool_views import (
@@ -27,6 +28,7 @@ from statecache_sglang.views import (
 __all__ = [
     "NO_CHECKPOINT",
     "NO_SLOT",
+    "allocating_for",
     "bytes_of_a_state",
     "checkpoint_grid",
     "checkpoint_pool",
@@ -78,6 +80,11 @@ def missing_state_slots(pool: RequestPool, req: Request) -> int:
     if req.kv.mamba_ping_pong_track_buffer is None:
         needed += pool.mamba_initial_tracking_slots
     return needed
+
+
+def allocating_for(req: Request) -> tuple[Request, ...]:
+    """Return what `MambaComponent._alloc_mamba_slot` takes: since SGLang 0.5.23 the request."""
+    return (req,) if has(f"{at.COMPONENTS}:MambaComponent._alloc_mamba_slot", "req") else ()
 
 
 def evict_states(cache: TreeCache, count: int) -> None:

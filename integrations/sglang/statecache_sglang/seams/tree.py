@@ -13,6 +13,7 @@ from statecache_sglang.views import (
     CacheParameters,
     ComponentType,
     Frees,
+    InnerStep,
     MatchParameters,
     MatchResult,
     PythonCore,
@@ -134,9 +135,9 @@ def leaf_step(node_id: int) -> WalkStep:
     return step
 
 
-def inner_step() -> WalkStep:
+def inner_step() -> InnerStep:
     """Return a walk step that is going to drop one inner state."""
-    step: WalkStep = load(at.INTERFACE).EvictDeviceNextNodeResult(made_progress=True)
+    step: InnerStep = load(at.INTERFACE).EvictDeviceNextNodeResult(made_progress=True)
     return step
 
 
