@@ -17,6 +17,13 @@
 // Only torch's stable ABI is used: one binary serves every torch from the one it is built for on,
 // with and without CUDA. Schemas and meaning: plugin/statecache/checkpoint/ops.py.
 
+// The stable ABI names a stream itself from 2.13 on; before, libtorch_cuda does. Older headers have
+// no name for that version.
+#define STATECACHE_TORCH_NAMES_STREAMS (TORCH_TARGET_VERSION >= 0x020d000000000000ULL)
+#if defined(STATECACHE_WITH_CUDA) && !STATECACHE_TORCH_NAMES_STREAMS
+extern "C" int32_t aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
+#endif
+
 namespace {
 
 using statecache::CheckpointCopy;
@@ -333,11 +340,21 @@ void move_cpu(const Tensors sources, Tensors targets, const Tensor source_slots,
 }
 
 #ifdef STATECACHE_WITH_CUDA
+void* current_stream(int32_t device) {
+#if STATECACHE_TORCH_NAMES_STREAMS
+  return torch::stable::accelerator::getCurrentStream(device).nativeHandle();
+#else
+  void* stream = nullptr;
+  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(device, &stream) == 0,
+                  "statecache: torch names no current stream");
+  return stream;
+#endif
+}
+
 template <typename Copy>
 auto launcher(int (*kernel)(const Copy&, void*), const Tensor& on) {
   return [kernel, &on](const Copy& copy) {
-    const auto stream = torch::stable::accelerator::getCurrentStream(on.get_device_index());
-    const int error = kernel(copy, stream.nativeHandle());
+    const int error = kernel(copy, current_stream(on.get_device_index()));
     STD_TORCH_CHECK(error == 0, "statecache: launch failed: ", statecache::cuda_error_text(error));
   };
 }

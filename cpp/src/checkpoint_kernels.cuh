@@ -2,6 +2,7 @@
 #define STATECACHE_CHECKPOINT_KERNELS_CUH_
 
 #include <cstdint>
+#include <cstring>
 
 // The tests compile this file for the CPU, against an emulator of what it uses of CUDA.
 #ifdef __CUDACC__
@@ -21,6 +22,14 @@ inline constexpr int kWarp = 32;
 inline constexpr int kWarps = kThreads / kWarp;
 inline constexpr unsigned kAllLanes = 0xffffffffU;
 
+template <typename Two>
+__device__ __forceinline__ uint32_t bits_of(const Two& two) {
+  static_assert(sizeof two == 4);
+  uint32_t bits = 0;
+  memcpy(&bits, &two, sizeof bits);
+  return bits;
+}
+
 // One state type: a 32-bit word holds one float or two 16-bit elements.
 template <StateType kType>
 struct Element {
@@ -39,15 +48,14 @@ struct Element {
       return __half2float(__ushort_as_half(static_cast<unsigned short>(word >> (16 * i))));
     }
   }
+  // Two at a time: a GPU of compute capability 10 has no fast way for one.
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
     if constexpr (kType == StateType::kFloat32) {
       return __float_as_uint(low);
     } else if constexpr (kType == StateType::kBfloat16) {
-      const uint32_t high_bits = __bfloat16_as_ushort(__float2bfloat16_rn(high));
-      return __bfloat16_as_ushort(__float2bfloat16_rn(low)) | high_bits << 16;
+      return bits_of(__floats2bfloat162_rn(low, high));
     } else {
-      const uint32_t high_bits = __half_as_ushort(__float2half_rn(high));
-      return __half_as_ushort(__float2half_rn(low)) | high_bits << 16;
+      return bits_of(__floats2half2_rn(low, high));
     }
   }
   // Of magnitudes as integers: a NaN is larger than anything.
@@ -362,42 +370,114 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The general path: any d_v, any even d_k, any alignment. A thread has two columns of 32 of the
-// tile and every 16th row. Grid: (heads * tiles of 32 columns, listed, layers).
+// The general path: any d_v, any d_k that is a multiple of 8, any alignment. A thread has kVector
+// neighbouring columns of the 32 of a tile: 8, in accesses of 16 bytes, where all is aligned, else
+// 2, element by element. It has kRows rows in flight. Grid: (heads * tiles of 32 columns, listed,
+// layers).
 inline constexpr int kGeneralColumns = 32;
-inline constexpr int kGeneralRowStep = kThreads * 2 / kGeneralColumns;
 
-// Two neighbouring elements, as words as wide as Element says.
-template <StateType kType>
-__device__ __forceinline__ void read_two(const char* from, float (&x)[2]) {
+template <StateType kType, int kVector>
+struct General {
   using E = Element<kType>;
-  for (int i = 0; i < 2; ++i) {
-    if constexpr (E::kBytes == 4) {
-      x[i] = E::load(reinterpret_cast<const uint32_t*>(from)[i], 0);
+  static_assert(kVector == 8 || kVector == 2);
+  static constexpr int kLanes = kGeneralColumns / kVector;  // of a row of the tile
+  static constexpr int kRowStep = kThreads / kLanes;
+  static constexpr bool kWide = kVector == 8;
+  static constexpr int kWords = kWide ? kVector / E::kPerWord : kVector;
+  static constexpr int kRows = kWords == 8 ? 2 : 4;
+
+  // Neighbouring elements, as `element` reads them.
+  static __device__ __forceinline__ void read(const char* from, uint32_t (&words)[kWords]) {
+    if constexpr (kWide) {
+#pragma unroll
+      for (int i = 0; i < kWords; i += 4) {
+        const uint4 four = reinterpret_cast<const uint4*>(from)[i / 4];
+        words[i] = four.x;
+        words[i + 1] = four.y;
+        words[i + 2] = four.z;
+        words[i + 3] = four.w;
+      }
     } else {
-      x[i] = E::load(reinterpret_cast<const uint16_t*>(from)[i], 0);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        if constexpr (E::kBytes == 4) {
+          words[i] = reinterpret_cast<const uint32_t*>(from)[i];
+        } else {
+          words[i] = reinterpret_cast<const uint16_t*>(from)[i];
+        }
+      }
     }
   }
-}
-
-template <StateType kType>
-__device__ __forceinline__ void write_one(char* to, int64_t at, float x) {
-  if constexpr (Element<kType>::kBytes == 4) {
-    reinterpret_cast<uint32_t*>(to)[at] = Element<kType>::pack(x, 0);
-  } else {
-    reinterpret_cast<uint16_t*>(to)[at] = static_cast<uint16_t>(Element<kType>::pack(x, 0));
+  static __device__ __forceinline__ float element(const uint32_t (&words)[kWords], int i) {
+    return kWide ? E::load(words[i / E::kPerWord], i % E::kPerWord) : E::load(words[i], 0);
   }
-}
+  static __device__ __forceinline__ void write(char* to, const float (&x)[kVector]) {
+    if constexpr (kWide) {
+      uint32_t words[kWords];
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        const int at = i * E::kPerWord;
+        words[i] = E::pack(x[at], x[at + E::kPerWord - 1]);
+      }
+#pragma unroll
+      for (int i = 0; i < kWords; i += 4) {
+        reinterpret_cast<uint4*>(to)[i / 4] =
+            make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        if constexpr (E::kBytes == 4) {
+          reinterpret_cast<uint32_t*>(to)[i] = E::pack(x[i], 0);
+        } else {
+          reinterpret_cast<uint16_t*>(to)[i] = static_cast<uint16_t>(E::pack(x[i], 0));
+        }
+      }
+    }
+  }
+};
+
+// Neighbouring levels: four in a word, or one.
+template <int kVector>
+struct Levels {
+  static constexpr bool kWide = kVector == 8;
+  static constexpr int kWords = kWide ? kVector / 4 : kVector;
+
+  static __device__ __forceinline__ void read(const char* from, uint32_t (&words)[kWords]) {
+    if constexpr (kWide) {
+      const uint2 two = *reinterpret_cast<const uint2*>(from);
+      words[0] = two.x;
+      words[1] = two.y;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) words[i] = static_cast<uint8_t>(from[i]);
+    }
+  }
+  static __device__ __forceinline__ float element(const uint32_t (&words)[kWords], int i) {
+    return kWide ? byte_to_float(words[i / 4], i % 4) : byte_to_float(words[i], 0);
+  }
+  static __device__ __forceinline__ void write(char* to, const uint32_t (&levels)[kVector]) {
+    if constexpr (kWide) {
+      *reinterpret_cast<uint2*>(to) =
+          make_uint2(pack_bytes(levels[0], levels[1], levels[2], levels[3]),
+                     pack_bytes(levels[4], levels[5], levels[6], levels[7]));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) to[i] = static_cast<char>(levels[i]);
+    }
+  }
+};
 
 template <StateType kType>
 inline constexpr StateType kScaleType =
     kType == StateType::kBfloat16 ? StateType::kBfloat16 : StateType::kFloat32;
 
-template <StateType kType>
+template <StateType kType, int kVector>
 __global__ void __launch_bounds__(kThreads)
     quantize_general(const __grid_constant__ CheckpointCopy copy) {
   using E = Element<kType>;
-  __shared__ float largest[kGeneralRowStep][kGeneralColumns];
+  using G = General<kType, kVector>;
+  __shared__ uint32_t largest[kWarps][kGeneralColumns];
   __shared__ float scales[kGeneralColumns];
 
   const int tiles = (copy.d_k + kGeneralColumns - 1) / kGeneralColumns;
@@ -408,58 +488,102 @@ __global__ void __launch_bounds__(kThreads)
   const Pair pair = Pair::at(copy, listed);
   if (!pair.is_valid(copy)) return;
   const int thread = static_cast<int>(threadIdx.x);
-  const int local = thread % (kGeneralColumns / 2) * 2;
+  const int local = thread % G::kLanes * kVector;
   const int column = tile * kGeneralColumns + local;
-  const int first_row = thread / (kGeneralColumns / 2);
+  const int first_row = thread / G::kLanes;
   const bool inside = column < copy.d_k;
   const char* from = pair.active(copy, layer, head) + static_cast<int64_t>(column) * E::kBytes;
+  const int64_t row_bytes = static_cast<int64_t>(copy.d_k) * E::kBytes;
 
   // Magnitudes of floats order as their bits do, NaN above all.
-  uint32_t most[2] = {0, 0};
-  for (int row = first_row; inside && row < copy.d_v; row += kGeneralRowStep) {
-    float x[2];
-    read_two<kType>(from + static_cast<int64_t>(row) * copy.d_k * E::kBytes, x);
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t magnitude = __float_as_uint(x[i]) & 0x7fffffffU;
-      most[i] = magnitude > most[i] ? magnitude : most[i];
+  uint32_t most[kVector] = {};
+  for (int begin = first_row; inside && begin < copy.d_v; begin += G::kRows * G::kRowStep) {
+    uint32_t held[G::kRows][G::kWords] = {};
+#pragma unroll
+    for (int j = 0; j < G::kRows; ++j) {
+      const int row = begin + j * G::kRowStep;
+      if (row < copy.d_v) G::read(from + row * row_bytes, held[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < G::kRows; ++j) {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const uint32_t magnitude = __float_as_uint(G::element(held[j], i)) & 0x7fffffffU;
+        most[i] = magnitude > most[i] ? magnitude : most[i];
+      }
     }
   }
-  largest[first_row][local] = __uint_as_float(most[0]);
-  largest[first_row][local + 1] = __uint_as_float(most[1]);
+#pragma unroll
+  for (int with = G::kLanes; with < kWarp; with *= 2) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const uint32_t other = __shfl_xor_sync(kAllLanes, most[i], with);
+      most[i] = other > most[i] ? other : most[i];
+    }
+  }
+  if (thread % kWarp < G::kLanes) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) largest[thread / kWarp][local + i] = most[i];
+  }
   __syncthreads();
 
   if (thread < kGeneralColumns && tile * kGeneralColumns + thread < copy.d_k) {
-    uint32_t magnitude = 0;
-    for (int i = 0; i < kGeneralRowStep; ++i) {
-      const uint32_t other = __float_as_uint(largest[i][thread]);
+    uint32_t magnitude = largest[0][thread];
+#pragma unroll
+    for (int i = 1; i < kWarps; ++i) {
+      const uint32_t other = largest[i][thread];
       magnitude = other > magnitude ? other : magnitude;
     }
     const float scale = E::scale_of(__uint_as_float(magnitude));
     scales[thread] = scale;
-    write_one<kScaleType<kType>>(pair.scale(copy, layer, head), tile * kGeneralColumns + thread,
-                                 scale);
+    char* to = pair.scale(copy, layer, head);
+    const int at = tile * kGeneralColumns + thread;
+    if constexpr (E::kScaleBytes == 4) {
+      reinterpret_cast<float*>(to)[at] = scale;
+    } else {
+      reinterpret_cast<uint16_t*>(to)[at] = static_cast<uint16_t>(E::pack(scale, 0));
+    }
     if (!E::comes_back_finite(scale)) atomicOr(copy.report + listed, kNonFinite);
     if (thread == 0 && blockIdx.x == 0 && layer == 0) atomicOr(copy.report + listed, kStored);
   }
   __syncthreads();
 
   if (!inside) return;
-  const float scale[2] = {scales[local], scales[local + 1]};
-  const float inverse[2] = {__frcp_rn(scale[0]), __frcp_rn(scale[1])};
+  float scale[kVector];
+  float inverse[kVector];
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    scale[i] = scales[local + i];
+    inverse[i] = __frcp_rn(scale[i]);
+  }
   char* to = pair.quantized(copy, layer, head) + column;
-  for (int row = first_row; row < copy.d_v; row += kGeneralRowStep) {
-    float x[2];
-    read_two<kType>(from + static_cast<int64_t>(row) * copy.d_k * E::kBytes, x);
-    for (int i = 0; i < 2; ++i) {
-      to[static_cast<int64_t>(row) * copy.d_k + i] =
-          static_cast<char>(nearest_level(x[i], scale[i], inverse[i]));
+  for (int begin = first_row; begin < copy.d_v; begin += G::kRows * G::kRowStep) {
+    uint32_t held[G::kRows][G::kWords] = {};
+#pragma unroll
+    for (int j = 0; j < G::kRows; ++j) {
+      const int row = begin + j * G::kRowStep;
+      if (row < copy.d_v) G::read(from + row * row_bytes, held[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < G::kRows; ++j) {
+      const int row = begin + j * G::kRowStep;
+      if (row >= copy.d_v) break;
+      uint32_t levels[kVector];
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        levels[i] = nearest_level(G::element(held[j], i), scale[i], inverse[i]);
+      }
+      Levels<kVector>::write(to + static_cast<int64_t>(row) * copy.d_k, levels);
     }
   }
 }
 
-template <StateType kType>
+template <StateType kType, int kVector>
 __global__ void __launch_bounds__(kThreads)
     dequantize_general(const __grid_constant__ CheckpointCopy copy) {
+  using G = General<kType, kVector>;
+  using S = General<kScaleType<kType>, kVector>;
+  using L = Levels<kVector>;
   const int tiles = (copy.d_k + kGeneralColumns - 1) / kGeneralColumns;
   const int tile = static_cast<int>(blockIdx.x) % tiles;
   const int head = static_cast<int>(blockIdx.x) / tiles;
@@ -467,19 +591,31 @@ __global__ void __launch_bounds__(kThreads)
   const Pair pair = Pair::at(copy, static_cast<int>(blockIdx.y));
   if (!pair.is_valid(copy)) return;
   const int thread = static_cast<int>(threadIdx.x);
-  const int column = tile * kGeneralColumns + thread % (kGeneralColumns / 2) * 2;
+  const int column = tile * kGeneralColumns + thread % G::kLanes * kVector;
   if (column >= copy.d_k) return;
 
-  float scale[2];
-  read_two<kScaleType<kType>>(pair.scale(copy, layer, head) + column * Element<kType>::kScaleBytes,
-                              scale);
+  uint32_t scales[S::kWords];
+  S::read(pair.scale(copy, layer, head) + column * Element<kType>::kScaleBytes, scales);
   const char* from = pair.quantized(copy, layer, head) + column;
-  char* to = pair.active(copy, layer, head);
-  for (int row = thread / (kGeneralColumns / 2); row < copy.d_v; row += kGeneralRowStep) {
-    const int64_t at = static_cast<int64_t>(row) * copy.d_k;
-    for (int i = 0; i < 2; ++i) {
-      const float level = static_cast<float>(static_cast<signed char>(from[at + i]));
-      write_one<kType>(to, at + column + i, __fmul_rn(level, scale[i]));
+  char* to = pair.active(copy, layer, head) + column * Element<kType>::kBytes;
+  const int64_t row_bytes = static_cast<int64_t>(copy.d_k) * Element<kType>::kBytes;
+  for (int begin = thread / G::kLanes; begin < copy.d_v; begin += G::kRows * G::kRowStep) {
+    uint32_t held[G::kRows][L::kWords] = {};
+#pragma unroll
+    for (int j = 0; j < G::kRows; ++j) {
+      const int row = begin + j * G::kRowStep;
+      if (row < copy.d_v) L::read(from + static_cast<int64_t>(row) * copy.d_k, held[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < G::kRows; ++j) {
+      const int row = begin + j * G::kRowStep;
+      if (row >= copy.d_v) break;
+      float x[kVector];
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        x[i] = __fmul_rn(L::element(held[j], i), S::element(scales, i));
+      }
+      G::write(to + row * row_bytes, x);
     }
   }
 }
@@ -574,24 +710,25 @@ int launch_tile(const CheckpointCopy& copy, const Launcher& launcher) {
   }
 }
 
-template <bool kStore, StateType kType, typename Launcher>
+template <bool kStore, StateType kType, int kVector, typename Launcher>
 int launch_general(const CheckpointCopy& copy, const Launcher& launcher) {
   const int tiles = (copy.d_k + kGeneralColumns - 1) / kGeneralColumns;
   const dim3 grid(static_cast<unsigned>(copy.heads * tiles), static_cast<unsigned>(copy.listed),
                   static_cast<unsigned>(copy.layers));
   if constexpr (kStore) {
-    return launcher(quantize_general<kType>, grid, copy);
+    return launcher(quantize_general<kType, kVector>, grid, copy);
   } else {
-    return launcher(dequantize_general<kType>, grid, copy);
+    return launcher(dequantize_general<kType, kVector>, grid, copy);
   }
 }
 
+// `copy` is aligned.
 template <bool kStore, StateType kType, int kDv, typename Launcher>
 int launch_for_rows(const CheckpointCopy& copy, const Launcher& launcher) {
   if (copy.d_k == 64) return launch_tile<kStore, kType, kDv, 64>(copy, launcher);
   if (copy.d_k == 128) return launch_tile<kStore, kType, kDv, 128>(copy, launcher);
   if (copy.d_k == 256) return launch_tile<kStore, kType, kDv, 256>(copy, launcher);
-  return launch_general<kStore, kType>(copy, launcher);
+  return launch_general<kStore, kType, 8>(copy, launcher);
 }
 
 template <bool kStore, StateType kType, typename Launcher>
@@ -600,8 +737,9 @@ int launch_for_type(const CheckpointCopy& copy, const Launcher& launcher) {
     if (copy.d_v == 64) return launch_for_rows<kStore, kType, 64>(copy, launcher);
     if (copy.d_v == 128) return launch_for_rows<kStore, kType, 128>(copy, launcher);
     if (copy.d_v == 256) return launch_for_rows<kStore, kType, 256>(copy, launcher);
+    return launch_general<kStore, kType, 8>(copy, launcher);
   }
-  return launch_general<kStore, kType>(copy, launcher);
+  return launch_general<kStore, kType, 2>(copy, launcher);
 }
 
 template <bool kStore, typename Launcher>

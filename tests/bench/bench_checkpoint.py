@@ -4,7 +4,9 @@
 
 All contenders run by turns in one process; a ratio is taken within a turn and given as its median
 with the lowest and highest. "memcpy" is one copy of as many bytes as the native copy reads and
-writes together, by torch, with as many threads.
+writes together, by torch, with as many threads. On a GPU each call is timed behind work that keeps
+the device busy until the host has queued it, and few slots are other slots each time, so that
+neither the host nor a cache is measured.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ import torch
 from statecache.checkpoint.ops import CheckpointOps, native_ops, plain_ops
 from statecache.checkpoint.reference import scale_dtype
 
+BUSY_CYCLES = 2_000_000  # about a millisecond
+FEW_SLOTS, SETS = 8, 4  # of so many slots at most there are so many sets
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -30,27 +34,36 @@ class Case:
         self, shape: tuple[int, int, int, int], slots: int, dtype: torch.dtype, device: str
     ):
         layers, heads, d_v, d_k = shape
-        states = (layers, slots, heads, d_v, d_k)
+        sets = SETS if device == "cuda" and slots <= FEW_SLOTS else 1
+        states = (layers, slots * sets, heads, d_v, d_k)
         self.device = device
         self.active = [torch.randn(states, device=device).to(dtype)]
         self.quantized = torch.zeros(states, dtype=torch.int8, device=device)
-        scales = (layers, slots, heads, 1, d_k)
+        scales = (layers, slots * sets, heads, 1, d_k)
         self.scale = torch.zeros(scales, dtype=scale_dtype(dtype), device=device)
         self.report = torch.zeros(slots, dtype=torch.int32, device=device)
-        self.slots = torch.arange(slots, device=device)
+        self._slots = list(torch.arange(slots * sets, device=device).split(slots))
         tensors = (self.active[0], self.quantized, self.scale)
-        self.bytes_moved = sum(t.numel() * t.element_size() for t in tensors)
-        self._from = torch.ones(self.bytes_moved // 2, dtype=torch.uint8, device=device)
+        self.bytes_moved = sum(t.numel() * t.element_size() for t in tensors) // sets
+        self._from = torch.ones(sets, self.bytes_moved // 2, dtype=torch.uint8, device=device)
         self._to = torch.zeros_like(self._from)
+        self._calls = 0
+
+    def _next(self) -> int:
+        self._calls += 1
+        return self._calls % len(self._slots)
 
     def store(self, copies: CheckpointOps) -> None:
-        copies.store(self.active, self.quantized, self.scale, self.report, self.slots, self.slots)
+        slots = self._slots[self._next()]
+        copies.store(self.active, self.quantized, self.scale, self.report, slots, slots)
 
     def load(self, copies: CheckpointOps) -> None:
-        copies.load(self.quantized, self.scale, self.active, self.slots, self.slots)
+        slots = self._slots[self._next()]
+        copies.load(self.quantized, self.scale, self.active, slots, slots)
 
     def memcpy(self) -> None:
-        self._to.copy_(self._from)
+        at = self._next()
+        self._to[at].copy_(self._from[at])
 
     def seconds(self, call: Callable[[], None]) -> float:
         """Return how long one call takes."""
@@ -59,11 +72,21 @@ class Case:
             call()
             return time.perf_counter() - begin
         begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(BUSY_CYCLES)
         begin_event.record()
         call()
         end_event.record()
         end_event.synchronize()
         return begin_event.elapsed_time(end_event) / 1e3
+
+
+def raise_clocks() -> None:
+    """Keep an idle GPU busy for a while."""
+    matrix = torch.ones(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    until = time.perf_counter() + 0.2
+    while time.perf_counter() < until:
+        torch.matmul(matrix, matrix)
+        torch.cuda.synchronize()
 
 
 def spread(values: list[float]) -> str:
@@ -112,6 +135,8 @@ def main() -> None:
     options = parser.parse_args()
     threads = options.threads if options.device == "cpu" else options.threads[:1]
     sys.stdout.write(f"torch {torch.__version__}, layers heads d_v d_k {tuple(options.shape)}\n")
+    if options.device == "cuda":
+        raise_clocks()
     for count in threads:
         torch.set_num_threads(count)
         for name in options.dtypes:

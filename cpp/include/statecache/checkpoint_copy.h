@@ -119,7 +119,9 @@ void dequantize_tiles(InstructionSet set, const CheckpointCopy& copy, int64_t fi
 // CUDA, built only where there is a CUDA compiler. One kernel launch on `stream` (a cudaStream_t)
 // of the current device; no allocation, no synchronisation. Matrices with d_v and d_k in {64, 128,
 // 256} at 16-byte aligned addresses are read and written once; all others take a general path that
-// reads twice. Returns a cudaError_t, 0 for success.
+// reads twice, by 16 bytes where all is aligned. Rows go by 16 bytes where source and target are
+// equally far from such an address, else by the largest word that is. Returns a cudaError_t, 0 for
+// success.
 int quantize_cuda(const CheckpointCopy& copy, void* stream);
 int dequantize_cuda(const CheckpointCopy& copy, void* stream);
 int copy_cuda(const RowCopy& copy, void* stream);

@@ -155,12 +155,12 @@ def _operators() -> bool:
 def _why_not(error: ImportError) -> str:
     if find_spec("statecache._checkpoint_ops") is None:
         return (
-            "statecache was installed without its checkpoint copies: no torch from 2.13 on was"
+            "statecache was installed without its checkpoint copies: no torch from 2.11 on was"
             f" found when it was built, or STATECACHE_OPS=OFF was set. {_AGAIN}"
         )
     return (
         f"statecache's checkpoint copies are installed but do not load ({error}); they need torch"
-        f" from 2.13 on, this is {torch.__version__}. {_AGAIN}"
+        f" from the one they were built for on, this is {torch.__version__}. {_AGAIN}"
     )
 
 

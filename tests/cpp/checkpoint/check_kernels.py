@@ -17,8 +17,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ARCHITECTURES = (80, 90, 100)
-KERNELS = 3 * 2 * (9 + 1) + 1  # types * directions * (tuned shapes + general), and row copies
+ARCHITECTURES = (80, 90, 100, 120)
+KERNELS = 3 * 2 * (9 + 2) + 1  # types * directions * (tuned shapes + general), and row copies
 ROOT = Path(__file__).resolve().parents[3]
 SKIPPED = 77
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "emulated_launch.h"
@@ -70,9 +71,12 @@ std::vector<std::tuple<Shape, size_t>> shapes() {
       for (const int d_k : {64, 128, 256}) all.push_back({{1, 1, d_v, d_k, type}, 0});
     }
     all.push_back({{2, 2, 64, 64, type}, 0});
+    // The general path: aligned, of fewer and more rows than it has in flight, and not aligned.
     all.push_back({{1, 2, 24, 40, type}, 0});
     all.push_back({{2, 1, 8, 8, type}, 0});
-    all.push_back({{1, 1, 64, 64, type}, 4});  // not aligned: the general path
+    all.push_back({{1, 1, 264, 72, type}, 0});
+    all.push_back({{1, 1, 64, 64, type}, 4});
+    all.push_back({{1, 1, 80, 24, type}, 4});
   }
   return all;
 }
@@ -247,8 +251,14 @@ TEST_P(Aligned, OrElseTheGeneralKernelIsTaken) {
     Spaced emulated(GetParam(), static_cast<Item>(i));
     Spaced expected = emulated;
     const bool aligned = i == 0;
-    EXPECT_EQ(testing::quantizes_by_general_kernel(emulated.copy()), !aligned);
-    EXPECT_EQ(testing::dequantizes_by_general_kernel(emulated.copy()), !aligned);
+    const auto expected_kernel = aligned ? testing::General::kTuned : testing::General::kNarrow;
+    EXPECT_EQ(testing::quantizing(emulated.copy()), expected_kernel);
+    EXPECT_EQ(testing::dequantizing(emulated.copy()), expected_kernel);
+    CheckpointCopy shorter = emulated.copy();
+    shorter.d_v = 56;
+    const auto general = aligned ? testing::General::kWide : testing::General::kNarrow;
+    EXPECT_EQ(testing::quantizing(shorter), general);
+    EXPECT_EQ(testing::dequantizing(shorter), general);
 
     const CheckpointCopy copy = expected.copy();
     quantize_tiles(copy, 0, tile_count(copy));
@@ -310,27 +320,26 @@ struct MixedRows {
 TEST(Kernels, MoveRowsOfAnyLengthAndAlignment) {
   const std::vector<int64_t> from{2, -1, 0, 3};
   const std::vector<int64_t> to{1, 0, 2, 0};
-  for (const int64_t source_off : {0, 1, 2, 4, 9}) {
-    for (const int64_t target_off : {0, 3}) {
-      MixedRows emulated(source_off, target_off);
-      EXPECT_EQ(testing::copy_emulated(emulated.listed(from, to)), 0);
-      EXPECT_EQ(emulated.report, (std::vector<int32_t>{kStored, 0, kStored, 0}));
-      MixedRows by_hand(source_off, target_off);
-      for (size_t l = 0; l < by_hand.sources.size(); ++l) {
-        const RowShape& shape = by_hand.copy.shapes[l];
-        for (const size_t pair : {0U, 2U}) {
-          std::copy_n(&by_hand.sources[l][0] + source_off + from[pair] * shape.source_slot_stride,
-                      shape.row_bytes,
-                      &by_hand.targets[l][0] + target_off + to[pair] * shape.target_slot_stride);
-        }
+  using Offsets = std::pair<int64_t, int64_t>;
+  for (const auto& [source_off, target_off] : {Offsets{0, 0}, {1, 0}, {2, 0}, {9, 3}}) {
+    MixedRows emulated(source_off, target_off);
+    EXPECT_EQ(testing::copy_emulated(emulated.listed(from, to)), 0);
+    EXPECT_EQ(emulated.report, (std::vector<int32_t>{kStored, 0, kStored, 0}));
+    MixedRows by_hand(source_off, target_off);
+    for (size_t l = 0; l < by_hand.sources.size(); ++l) {
+      const RowShape& shape = by_hand.copy.shapes[l];
+      for (const size_t pair : {0U, 2U}) {
+        std::copy_n(&by_hand.sources[l][0] + source_off + from[pair] * shape.source_slot_stride,
+                    shape.row_bytes,
+                    &by_hand.targets[l][0] + target_off + to[pair] * shape.target_slot_stride);
       }
-      EXPECT_EQ(emulated.targets, by_hand.targets) << source_off << ' ' << target_off;
-      MixedRows on_cpu(source_off, target_off);
-      const RowCopy& copy = on_cpu.listed(from, to);
-      copy_tiles(copy, 0, tile_count(copy));
-      EXPECT_EQ(on_cpu.targets, by_hand.targets);
-      EXPECT_EQ(on_cpu.report, emulated.report);
     }
+    EXPECT_EQ(emulated.targets, by_hand.targets) << source_off << ' ' << target_off;
+    MixedRows on_cpu(source_off, target_off);
+    const RowCopy& copy = on_cpu.listed(from, to);
+    copy_tiles(copy, 0, tile_count(copy));
+    EXPECT_EQ(on_cpu.targets, by_hand.targets);
+    EXPECT_EQ(on_cpu.report, emulated.report);
   }
 }
 

@@ -39,6 +39,11 @@ struct alignas(16) uint4 {
 };
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+
 inline thread_local dim3 threadIdx;
 inline thread_local dim3 blockIdx;
 inline thread_local dim3 gridDim;
@@ -150,18 +155,24 @@ inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
 }
 
 inline _Float16 __ushort_as_half(unsigned short bits) { return std::bit_cast<_Float16>(bits); }
-inline unsigned short __half_as_ushort(_Float16 x) { return std::bit_cast<unsigned short>(x); }
 inline float __half2float(_Float16 x) { return static_cast<float>(x); }
-inline _Float16 __float2half_rn(float x) { return static_cast<_Float16>(x); }
-
-struct Bfloat16Bits {
-  uint16_t bits;
+struct __half2 {
+  _Float16 x, y;
 };
-inline uint16_t __bfloat16_as_ushort(Bfloat16Bits x) { return x.bits; }
-inline Bfloat16Bits __float2bfloat16_rn(float x) {
+inline __half2 __floats2half2_rn(float x, float y) {
+  return {static_cast<_Float16>(x), static_cast<_Float16>(y)};
+}
+
+struct __nv_bfloat162 {
+  uint16_t x, y;
+};
+inline uint16_t bfloat16_bits_rn(float x) {
   const uint32_t bits = __float_as_uint(x);
-  if (std::isnan(x)) return {0x7fff};
-  return {static_cast<uint16_t>((bits + 0x7fffU + (bits >> 16 & 1U)) >> 16)};
+  if (std::isnan(x)) return 0x7fff;
+  return static_cast<uint16_t>((bits + 0x7fffU + (bits >> 16 & 1U)) >> 16);
+}
+inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
+  return {bfloat16_bits_rn(x), bfloat16_bits_rn(y)};
 }
 
 #endif  // STATECACHE_TESTS_CUDA_EMULATOR_H_

@@ -23,16 +23,26 @@ struct Choose {
   }
 };
 
-using Kernel = void (*)(CheckpointCopy);
-
-template <bool kStore>
-bool is_general(const CheckpointCopy& copy, Kernel float32, Kernel float16, Kernel bfloat16) {
+template <bool kStore, StateType kType, int kVector>
+bool is_chosen(const CheckpointCopy& copy) {
   const void* chosen = nullptr;
   kernels::launch<kStore>(copy, Choose{&chosen});
-  const Kernel general = copy.type == StateType::kFloat32   ? float32
-                         : copy.type == StateType::kFloat16 ? float16
-                                                            : bfloat16;
+  void (*general)(CheckpointCopy) = kernels::dequantize_general<kType, kVector>;
+  if constexpr (kStore) general = kernels::quantize_general<kType, kVector>;
   return chosen == reinterpret_cast<const void*>(general);
+}
+
+template <bool kStore, int kVector>
+bool is_general(const CheckpointCopy& copy) {
+  switch (copy.type) {
+    case StateType::kFloat32:
+      return is_chosen<kStore, StateType::kFloat32, kVector>(copy);
+    case StateType::kFloat16:
+      return is_chosen<kStore, StateType::kFloat16, kVector>(copy);
+    case StateType::kBfloat16:
+      break;
+  }
+  return is_chosen<kStore, StateType::kBfloat16, kVector>(copy);
 }
 
 }  // namespace
@@ -45,16 +55,14 @@ int quantize_emulated(const CheckpointCopy& copy) { return kernels::launch<true>
 int dequantize_emulated(const CheckpointCopy& copy) { return kernels::launch<false>(copy, Run()); }
 int copy_emulated(const RowCopy& copy) { return kernels::launch(copy, Run()); }
 
-bool quantizes_by_general_kernel(const CheckpointCopy& copy) {
-  return is_general<true>(copy, kernels::quantize_general<StateType::kFloat32>,
-                          kernels::quantize_general<StateType::kFloat16>,
-                          kernels::quantize_general<StateType::kBfloat16>);
+General quantizing(const CheckpointCopy& copy) {
+  if (is_general<true, 8>(copy)) return General::kWide;
+  return is_general<true, 2>(copy) ? General::kNarrow : General::kTuned;
 }
 
-bool dequantizes_by_general_kernel(const CheckpointCopy& copy) {
-  return is_general<false>(copy, kernels::dequantize_general<StateType::kFloat32>,
-                           kernels::dequantize_general<StateType::kFloat16>,
-                           kernels::dequantize_general<StateType::kBfloat16>);
+General dequantizing(const CheckpointCopy& copy) {
+  if (is_general<false, 8>(copy)) return General::kWide;
+  return is_general<false, 2>(copy) ? General::kNarrow : General::kTuned;
 }
 
 }  // namespace statecache::testing

@@ -17,9 +17,11 @@ int quantize_emulated(const CheckpointCopy& copy);
 int dequantize_emulated(const CheckpointCopy& copy);
 int copy_emulated(const RowCopy& copy);
 
-// Whether the kernel for any shape and alignment would be chosen, not one for a tuned shape.
-bool quantizes_by_general_kernel(const CheckpointCopy& copy);
-bool dequantizes_by_general_kernel(const CheckpointCopy& copy);
+// Which kernel is chosen: that of a tuned shape, the general one by 16-byte accesses, or the
+// general one for any alignment.
+enum class General { kTuned, kWide, kNarrow };
+General quantizing(const CheckpointCopy& copy);
+General dequantizing(const CheckpointCopy& copy);
 
 }  // namespace statecache::testing
 
