@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from statecache.engine.faults import guarded
+from statecache.engine.metric_table import MetricKey
+from statecache_vllm import seams
 from statecache_vllm.cache_layout import CacheLayout
 from statecache_vllm.checkpoints import CheckpointCopy, CheckpointManager
 from statecache_vllm.hand_over import ActiveParts
@@ -82,11 +84,24 @@ class Stores:
             end = tokens // layout.block_tokens >= layout.end_block(request.num_prompt_tokens)
             between = not end and layout.interval > 0 and tokens % layout.interval == 0
             path = layout.path(request, tokens)
+            if not self._hold(path[-1], blocks):
+                checkpoints.events.add(MetricKey.SKIPS.of("handed_on"))
+                continue
             stored = checkpoints.prepare_store(path, end=end, between=between)
             if stored is not None:
                 at = tuple(blocks[group] for group in layout.state_groups)
                 copies.append(CheckpointCopy(*stored, at, layout.prefix(path)))
         return copies
+
+    def _hold(self, block_hash: bytes, blocks: Mapping[int, int]) -> bool:
+        """Whether these blocks, by group, are still what they were offered as.
+
+        Where steps overlap vLLM offers what a step left behind one pass later. A request that went
+        past it, as accepted drafts take it, has given the block back by then, and the same pass may
+        have handed it on: this step would write to it before it is copied.
+        """
+        there = self._parts.pool.cached_block_hash_to_block.contain
+        return all(there(seams.key_of(block_hash, group), at) for group, at in blocks.items())
 
     def complete(self, states: Sequence[int], refused: Sequence[int], *, failed: bool) -> None:
         """The workers report; `failed` if one of them could not store."""

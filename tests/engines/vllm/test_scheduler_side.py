@@ -211,6 +211,13 @@ def test_fresh_blocks_are_none_of_those_to_be_kept():
     assert own.get_num_free_blocks() == 5
 
 
+def name_blocks(run, request, depth, blocks=(10, 11, 12)):
+    """Have these blocks, one in each group, hold the state of a request after `depth` tokens."""
+    for group, at in enumerate(blocks):
+        key = seams.key_of(request.block_hashes[depth // BLOCK - 1], group)
+        run.pool.cached_block_hash_to_block.insert(key, run.pool.blocks[at])
+
+
 def test_a_state_that_is_offered_in_part_is_not_stored(model):
     """Three groups: a state of two of them, and one that ends inside a block."""
     run = Run(model, blocks=80, plugin=pool(8))
@@ -223,6 +230,7 @@ def test_a_state_that_is_offered_in_part_is_not_stored(model):
             types.SimpleNamespace(kv_connector_block_state=state, num_scheduled_tokens=scheduled)
         )[1]
 
+    name_blocks(run, request, BLOCK * 2)
     whole = [(group, 10 + group, BLOCK * 2) for group in range(3)]
     assert stores(whole[:2]) == []
     assert stores([(group, block, tokens + 1) for group, block, tokens in whole]) == []
@@ -235,6 +243,8 @@ def test_a_state_that_the_step_runs_past_is_not_stored(model):
     run = Run(model, blocks=80, plugin=pool(8))
     request = run.scheduler.requests[run.add(prompts(1)[0])]
     name, ends = request.request_id, []
+    for depth in (BLOCK, 2 * BLOCK, 3 * BLOCK):
+        name_blocks(run, request, depth)
 
     def stores(start, tokens, depth):
         offers = [(group, 10 + group, depth) for group in range(3)]
@@ -253,6 +263,27 @@ def test_a_state_that_the_step_runs_past_is_not_stored(model):
     assert stores(BLOCK, 2 * BLOCK, 3 * BLOCK) == 1
     assert len(ends) == 1
     run.pool.evict_blocks = evict
+
+
+def test_a_state_whose_block_was_handed_on_is_not_stored(model):
+    """Offered one pass late, as where steps overlap: one of its blocks is another's by now."""
+    run = Run(model, blocks=80, plugin=pool(8))
+    request = run.scheduler.requests[run.add(prompts(1)[0])]
+    name_blocks(run, request, BLOCK)
+    offers = [(group, 10 + group, BLOCK) for group in range(3)]
+    step = types.SimpleNamespace(
+        kv_connector_block_state=types.SimpleNamespace(
+            boundary_state_offloads={request.request_id: offers}
+        ),
+        num_scheduled_tokens={},
+    )
+    key = seams.key_of(request.block_hashes[0], 2)
+    run.pool.cached_block_hash_to_block.pop(key, 12)
+    assert run.scheduler_side.plan(step)[1] == []
+    counts = run.scheduler_side.checkpoints.events.numbers
+    assert counts["skips|handed_on"] == 1
+    run.pool.cached_block_hash_to_block.insert(key, run.pool.blocks[12])
+    assert [copy.blocks for copy in run.scheduler_side.plan(step)[1]] == [(10, 11, 12)]
 
 
 def test_only_prefill_ends_at_the_interval(model):
