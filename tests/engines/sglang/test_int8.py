@@ -8,6 +8,11 @@ from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from test_slot_shortage import fill_with_pinned, pinned, skipped
 
+from statecache.checkpoint import pool as checkpoint_pool
+from statecache.checkpoint.pool import ActiveState, SideState
+from statecache_sglang import checkpoints
+from support.operators import Operators, count_uploads
+
 STATES = 16
 
 
@@ -177,3 +182,29 @@ def test_without_int8_cached_states_make_room_for_requests():
         assert ask(adder(traffic), waiting) is AddReqResult.NO_TOKEN
         traffic.let_go()
         assert ask(adder(traffic), waiting) is not AddReqResult.NO_TOKEN
+
+
+@pytest.mark.parametrize("layers", [12, 23, 36])
+@pytest.mark.parametrize("side", [False, True])
+def test_a_copy_is_one_launch_a_kind_whatever_the_layers(layers, side, monkeypatch):
+    """One upload each, of the slots of the pool; active slots are on the device already."""
+    more = {
+        "short_conv": SideState(torch.zeros(layers, 6, 5)),
+        "ngram": SideState(torch.zeros(6, 2), 0),
+    }
+    conv = [torch.zeros(layers, 6, 4, 3)]
+    active = ActiveState(torch.zeros(layers, 6, 2, 8, 8), conv, more if side else {})
+    monkeypatch.setattr(checkpoints, "_active_state", lambda _: active)
+    monkeypatch.setattr(checkpoints.state_slots, "device_of", lambda _: "cpu")
+    pool = checkpoints.CheckpointSlots(None, 4)
+    uploads = count_uploads(monkeypatch, checkpoint_pool)
+    slots, running = pool.alloc(2), torch.tensor([3, 5])
+    for _ in range(2):
+        with Operators() as operators:
+            pool.store_from_active(None, running, slots)
+        assert operators.seen == ["move", "store"]
+        with Operators() as operators:
+            pool.load_to_active(None, slots, running)
+        assert operators.seen == ["move", "load"]
+    assert uploads == [(1, 2), (1, 0)] * 2
+    assert (pool.stored, pool.failed, pool.anomalies) == (4, 0, 0)

@@ -1,12 +1,15 @@
 """The worker's half without an engine: which state goes where and when, and the memory left."""
 
+import dataclasses
 import pickle
 import types
+from importlib import import_module
 
 import pytest
 import torch
 from scheduled import GROUPS, _groups
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
 from statecache.checkpoint.proof import Prefix
 from statecache.checkpoint.selftest import CopiesDoNotWorkError
@@ -18,6 +21,7 @@ from statecache_vllm.connector import StateCacheConnector, StepCommands, Stored
 from statecache_vllm.hand_over import new_barrier
 from statecache_vllm.proof import ProofKeeper, StepProof, Unproved
 from support.launch_failures import LAUNCH_ERRORS, failing, launch_error
+from support.operators import Operators, count_uploads
 
 BLOCKS = 8
 
@@ -240,6 +244,39 @@ def test_a_flipped_bit_in_any_group_and_tensor_is_in_the_report(monkeypatch, sha
     assert flipped == GROUPS * {"native": 2, "int8": 3}[mode]
     store.restore([copy(10, 3, (4, 3, 5))])
     assert store.take_proof() == StepProof((), 0, 1, {})
+
+
+@pytest.mark.parametrize("layers", [12, 23, 36])
+@pytest.mark.parametrize(
+    ("mode", "kinds"),
+    [("int8", (["move", "load"], ["move", "store"])), ("native", (["move"],) * 2)],
+)
+def test_a_step_is_one_launch_a_kind_whatever_the_layers(monkeypatch, layers, mode, kinds):
+    """The groups lie over each other. One upload a copy, each with the flags of a store."""
+    same = [[torch.zeros(BLOCKS, 3, 4), torch.zeros(BLOCKS, 2, 8, 8)] for _ in range(layers)]
+    spec = _groups(16)[0].kv_cache_spec
+    spec = dataclasses.replace(spec, shapes=((3, 4), (2, 8, 8)), dtypes=(torch.float32,) * 2)
+    names = [[f"{group}.{layer}" for layer in range(layers)] for group in range(GROUPS)]
+    groups = [KVCacheGroupSpec(each, spec) for each in names]
+    monkeypatch.setattr(seams, "state_tensors", lambda *_: same)
+    settings = Settings.from_given(given(checkpoints=mode, checkpoint_slots=4), {})
+    cache = types.SimpleNamespace(num_gpu_blocks_override=None)
+    config = types.SimpleNamespace(cache_config=cache)
+    kv = types.SimpleNamespace(kv_cache_groups=groups, num_blocks=BLOCKS)
+    store = worker.CheckpointStore(settings, config, kv)
+    store.store([copy(10, 3, (1, 2, 3))])
+    store.report()
+    uploads = count_uploads(monkeypatch, import_module("statecache.checkpoint.pool"))
+    for _ in range(2):
+        with Operators() as operators:
+            store.restore([copy(10, 3, (4, 5, 6))])
+        assert operators.seen == kinds[0]
+        with Operators() as operators:
+            store.store([copy(11, 1, (1, 2, 3)), copy(12, 2, (4, 5, 6))])
+        assert operators.seen == kinds[1]
+        assert store.report() == ((11, 12), ())
+    flags = 2 * GROUPS if mode == "int8" else 0
+    assert uploads == [(2, 0), (2, flags)] * 2
 
 
 @pytest.mark.parametrize("reason", LAUNCH_ERRORS)

@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from statecache.checkpoint import launches
 from statecache.checkpoint import pool as checkpoint_pool
 from statecache.checkpoint.pool import ActiveState, CheckpointPool, SideState
+from support.operators import Operators, count_uploads
 
-# Make a view of what is there, on the host alone.
-VIEWS = {"aten::detach", "aten::lift_fresh", "aten::split_with_sizes", "aten::view", "aten::slice"}
 LAYERS = [12, 23, 36]
 SLOTS = 4
 
@@ -32,31 +30,9 @@ def stacked(layers):
     return ActiveState(torch.zeros(layers, SLOTS, 2, 8, 8), [convolution], side)
 
 
-class Operators(TorchDispatchMode):
-    """Keeps the operators that run, without views."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.name().partition(".")[0]
-        if name not in VIEWS:
-            self.seen.append(name)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.fixture
 def uploads(monkeypatch):
-    """Return the list of what was uploaded: lists of slots, and how many zeros."""
-    made = []
-
-    def counted(lists, zeros, device):
-        made.append((len(lists), zeros))
-        return launches.upload(lists, zeros, device)
-
-    monkeypatch.setattr(checkpoint_pool, "upload", counted)
-    return made
+    return count_uploads(monkeypatch, checkpoint_pool)
 
 
 @pytest.mark.parametrize("layers", LAYERS)
@@ -77,11 +53,11 @@ def test_a_copy_is_one_launch_a_kind_and_one_upload(mode, ways, make, layers, up
     for _ in range(2):
         with Operators() as operators:
             report = pool.store(active, [0, 1, 3], slots)
-        assert operators.seen == [f"statecache::checkpoint_{way}" for way in ways[0]]
+        assert operators.seen == ways[0]
         assert report.refused() == ()
         with Operators() as operators:
             pool.load(slots, active, [0, 1, 3])
-        assert operators.seen == [f"statecache::checkpoint_{way}" for way in ways[1]]
+        assert operators.seen == ways[1]
     # Both lists at once; the flags of a store that may be refused are cleared by the same upload.
     assert uploads == [(2, 3 if mode == "int8" else 0), (2, 0)] * 2
 
@@ -96,7 +72,7 @@ def test_active_slots_on_the_device_are_not_uploaded(mode, layers, uploads):
     with Operators() as operators:
         report = pool.store(active, on_device, slots)
     kinds = ["move", "store"] if mode == "int8" else ["move"]
-    assert operators.seen == [f"statecache::checkpoint_{way}" for way in kinds]
+    assert operators.seen == kinds
     assert report.refused() == ()
     with Operators() as operators:
         pool.load(slots[:1], active, on_device[:1])
