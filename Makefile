@@ -6,7 +6,10 @@ VENV := .venv
 PY := $(VENV)/bin/python
 RUN := $(VENV)/bin
 REPORTS := build/reports
-ENGINES := .venv-engines
+# Other versions of the engines than those that are pinned: make test-engines VLLM=0.33.0 SGLANG=0.5.22
+VLLM :=
+SGLANG :=
+ENGINES := .venv-engines$(if $(VLLM),-vllm-$(VLLM))$(if $(SGLANG),-sglang-$(SGLANG))
 CXX_FILES := $(shell git ls-files 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.cu' 'cpp/*.cuh' 'tests/*.cpp' 'tests/*.h')
 CMAKE_FILES := $(shell git ls-files '*CMakeLists.txt' '*.cmake')
 # What a compiler has to find, and the packages that hold it on Debian and Ubuntu.
@@ -17,7 +20,7 @@ export PATH := $(abspath $(RUN)):$(PATH)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: all test test-quick golden lint test-cpp test-python test-engines test-sglang test-vllm engines \
-  tally install system tools bench soak demo fuzz sanitized test-sanitized wheel other-torch clean
+  versions tally install system tools bench soak demo fuzz sanitized test-sanitized wheel other-torch clean
 all: test
 
 # All groups run, whatever becomes of the others; the tally says which of them failed. A group that
@@ -121,7 +124,13 @@ soak: engines
 	  --kinds "$(SOAK_KINDS)"
 
 engines: $(VENV)/.ready
-	tests/engines/install.sh $(ENGINES)
+	VLLM=$(VLLM) SGLANG=$(SGLANG) tests/engines/install.sh $(ENGINES)
+
+# The tests of every version that an adapter is for, as the table of docs/compatibility.md: hours.
+# make versions ONLY="vllm=0.31.0 vllm=0.33.0"
+ONLY :=
+versions: engines
+	python3 tests/engines/versions.py $(ONLY)
 
 # Counts what passed, by group, and fails when any of it failed, was skipped or has vanished.
 tally:

@@ -197,19 +197,21 @@ class ReferenceReuse:
 class Pair:
     """A queue and the reference, driven with the same events and compared after each.
 
-    Where nobody `listens` for lost keys, a queue need not ask the pool of every block.
+    Where nobody `listens` for lost keys, a queue need not ask the pool of every block. `pool` is
+    an engine's own, by the methods of `Pool`.
     """
 
-    def __init__(self, queue_of, total, *, listens=True):
-        self.pool = Pool(total)
+    def __init__(self, queue_of, total, *, listens=True, pool=None):
+        self.pool = Pool(total) if pool is None else pool
         self.queue = self.pool.queue = queue_of(self.pool)
         self.reference = ReferenceReuse(self.pool)
-        self.queue.append_n(self.pool.blocks)
+        blocks = [block for block in self.pool.blocks if not block.is_null]
+        self.queue.append_n(blocks)
         self.lost = []
         self.listens = listens
         if listens:
             self.queue.lost = self.lost.append
-        for block in self.pool.blocks:
+        for block in blocks:
             self.reference.append(block)
         self.used: list[Block] = []
 
@@ -269,7 +271,8 @@ class Pair:
         assert [b.block_id for b in self.queue.get_all_free_blocks()] == [
             i for ids in self.reference.lists() for i in ids
         ]
-        assert self.queue.num_free_blocks == sum(b.ref_cnt == 0 for b in self.pool.blocks)
+        free = [b for b in self.pool.blocks if b.ref_cnt == 0 and not b.is_null]
+        assert self.queue.num_free_blocks == len(free)
         assert self.queue.ratio == self.reference.j
 
     def random_event(self, rng: random.Random, keys: Sequence[bytes]):

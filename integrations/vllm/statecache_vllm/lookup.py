@@ -5,6 +5,7 @@ vLLM repeats a lookup until the request is admitted; only then is what was found
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -60,6 +61,7 @@ class Lookup:
             for group in layout.state_groups
         ]
         self._found: FoundBlocks | None = None
+        self._most = 0  # tokens that the request that is being looked up may hit
         self._follows_prompts = find_policy(settings.policy).needs_prompts
         self._resident: dict[str, int] = {}  # tokens of a request whose KV was there
         self._hit: dict[str, int] = {}  # states that served a lookup from their blocks
@@ -74,12 +76,22 @@ class Lookup:
         return protected.union(self.planned, self._resident, self._hit, heads)
 
     def get_computed_blocks(
-        self, original: Callable[[Request], FoundBlocks], request: Request
+        self,
+        original: Callable[..., FoundBlocks],
+        request: Request,
+        max_cache_hit_length: int | None = None,
     ) -> FoundBlocks:
-        """Around `KVCacheManager.get_computed_blocks`: the only place where a lookup comes in."""
+        """Around `KVCacheManager.get_computed_blocks`: the only place where a lookup comes in.
+
+        A hit has less than all tokens of the request, and no more than a limit (from vLLM 0.33 on).
+        """
         self._found = None
         if self._still_waits(request):
             return self._manager.empty_kv_cache_blocks, 0, 0
+        self._most = request.num_tokens - 1
+        if max_cache_hit_length is not None:
+            self._most = min(self._most, max_cache_hit_length)
+            original = functools.partial(original, max_cache_hit_length=max_cache_hit_length)
         found = self._find(original, request) if self._parts.owns_blocks else original(request)
         self._report.looked_up(request, found)
         self._found = found
@@ -131,7 +143,7 @@ class Lookup:
                 return True
         return self.heads is not None and self.heads.must_wait(request, hit)
 
-    def _find(self, original: Callable[[Request], FoundBlocks], request: Request) -> FoundBlocks:
+    def _find(self, original: Callable[..., FoundBlocks], request: Request) -> FoundBlocks:
         found = self._find_in_blocks(original, request)
         self.planned.pop(request.request_id, None)
         if not self._manager.prefix_cache_lookup_enabled(request):
@@ -143,14 +155,14 @@ class Lookup:
         return found
 
     def _find_in_vllms_map(
-        self, original: Callable[[Request], FoundBlocks], request: Request
+        self, original: Callable[..., FoundBlocks], request: Request
     ) -> FoundBlocks:
         self._parts.hand_over_map()
         return original(request)
 
     @guarded(_find_in_vllms_map)
     def _find_in_blocks(
-        self, original: Callable[[Request], FoundBlocks], request: Request
+        self, original: Callable[..., FoundBlocks], request: Request
     ) -> FoundBlocks:
         return original(request)
 
@@ -199,7 +211,7 @@ class Lookup:
         """
         layout = self._layout
         _, hit, resident = found
-        path = layout.path(request, resident)
+        path = layout.path(request, min(resident, self._most))
         above = hit // layout.block_tokens
         if checkpoints.lookup(path, above) is None:
             return found
@@ -234,7 +246,7 @@ class Lookup:
         """
         layout = self._layout
         found, hits = self._manager.coordinator.find_longest_cache_hit_per_group(
-            request.block_hashes, request.num_tokens - 1
+            request.block_hashes, self._most
         )
         reach = min(hits[group] for group in layout.attention_groups) // layout.block_tokens
         return {group: list(found[group]) for group in layout.attention_groups}, reach

@@ -11,7 +11,7 @@ from statecache_vllm import seams
 from statecache_vllm.block_queues import GuardedMap, GuardedQueue
 from statecache_vllm.cache_layout import CacheLayout
 from statecache_vllm.hand_over import ActiveParts
-from statecache_vllm.views import FreeQueue, KVCacheBlock
+from statecache_vllm.views import BlockPool, FreeQueue, KVCacheBlock
 
 __all__ = ["PoolChanges"]
 
@@ -38,6 +38,7 @@ class PoolChanges:
         self._kv_endings = tuple(seams.key_of(b"", group) for group in layout.attention_groups)
         self._touch = bind_dynamically(self._pool, "touch")
         self._vllms_touch = original_function(type(self._pool), "touch")
+        self._counts_null = _counts_null(self._pool)
         self._queue = queue
         self.guarded_queue: FreeQueue = GuardedQueue(queue, self.faults, parts.hand_over_queue)
 
@@ -53,6 +54,8 @@ class PoolChanges:
         around it.
         """
         pool = self._pool
+        if blocks and blocks[0].is_null and not self._counts_null:
+            blocks = [block for block in blocks if not block.is_null]
         ours = pool.free_block_queue is self.guarded_queue
         if ours and type(pool).touch is not self._vllms_touch:
             used = [block for block in blocks if block.ref_cnt and not block.is_null]
@@ -130,3 +133,13 @@ class PoolChanges:
         for group in self._state_groups:
             key = seams.key_of(block_hash, group)
             self._parts.block_index.set_has_checkpoint(key, resident)
+
+
+def _counts_null(pool: BlockPool) -> bool:
+    """Whether vLLM counts the uses of the null block, which it did before 0.33."""
+    null = pool.null_block
+    before = null.ref_cnt
+    pool.touch([null])
+    counts = null.ref_cnt != before
+    pool.free_blocks([null])
+    return counts

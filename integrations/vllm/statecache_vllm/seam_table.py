@@ -24,10 +24,11 @@ from statecache_vllm.engine_paths import (
     TYPE_MANAGER,
     WORKER,
 )
+from statecache_vllm.unsupported import REFUSED
 
 __all__ = ["REPLACED", "SEAMS", "TESTED", "VIEWS"]
 
-TESTED = ("0.32.0",)
+TESTED = ("0.31.0", "0.32.0", "0.33.0")
 
 # Classes in whose place the adapter puts its own.
 REPLACED: tuple[Seam, ...] = (
@@ -62,6 +63,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(ARGUMENTS, "EngineArgs.add_cli_args", ("parser",)),
     Seam(ARGUMENTS, "EngineArgs.from_cli_args", ("cls", "args")),
     Seam(ARGUMENTS, "EngineArgs.create_engine_config", ("self", "usage_context", "headless")),
+    Seam(ARGUMENTS, "EngineArgs", fields=(*REFUSED,)),
     Seam(TRANSFER, "KVTransferConfig"),
     Seam(CONNECTOR, "SupportsHMA.request_finished_all_groups", ("self", "request", "block_ids")),
     *methods(
@@ -128,17 +130,20 @@ SEAMS: tuple[Seam, ...] = (
         MANAGER,
         "KVCacheManager",
         {
-            "get_computed_blocks": "request",
+            "get_computed_blocks": "request | request max_cache_hit_length",
             "free": "request",
             "remove_skipped_blocks": "request_id processed_computed_tokens num_prompt_tokens",
         },
     ),
+    Seam(MANAGER, "KVCacheManager.get_computed_blocks", items=3),
     Seam(MANAGER, "KVCacheManager.allocate_slots"),
     *methods(
         COORDINATOR,
         "HybridKVCacheCoordinator",
         {"find_longest_cache_hit_per_group": "block_hashes max_cache_hit_length"},
     ),
+    Seam(COORDINATOR, "HybridKVCacheCoordinator.find_longest_cache_hit_per_group", items=2),
+    Seam(SCHEDULER_OUTPUT, "KVConnectorBlockState.boundary_state_offloads", items=3),
     Seam(REQUEST, "RequestStatus.RUNNING"),
     Seam(SPECS, "MambaSpec", base="KVCacheSpec"),
     Seam(SPECS, "FullAttentionSpec"),

@@ -56,6 +56,8 @@ REFUSED: dict[str, tuple[_Test, str]] = {
     "enable_sleep_mode": (bool, "sleep mode (--enable-sleep-mode)"),
     "disable_hybrid_kv_cache_manager": (bool, "--disable-hybrid-kv-cache-manager"),
     "scheduler_cls": (_given, "--scheduler-cls"),
+    # A worker keeps the experts of a block by its own rules, which no restore was tried with.
+    "enable_return_routed_experts": (bool, "--enable-return-routed-experts"),
 }
 
 
@@ -75,6 +77,7 @@ def refuse(engine_args: EngineArgs, *, pool: bool) -> None:
 # attention alone: in states of their own a rejected draft would stay.
 _IN_CONFIG: tuple[tuple[str, _Test, str], ...] = (
     ("parallel_config.data_parallel_size", _above_one, REFUSED["data_parallel_size"][1]),
+    ("aux_output_config.enabled", bool, REFUSED["enable_return_routed_experts"][1]),
     (
         "speculative_config",
         _extracts,

@@ -199,7 +199,7 @@ class KVCacheManager(Protocol):
     def prefix_cache_lookup_enabled(self, request: Request) -> bool:
         """Whether a request may use what is cached."""
 
-    def get_computed_blocks(self, request: Request) -> FoundBlocks:
+    def get_computed_blocks(self, request: Request, *limit: int | None) -> FoundBlocks:
         """Look a request up."""
 
     def allocate_slots(self, request: Request, num_new_tokens: int) -> KVCacheBlocks | None:
@@ -348,6 +348,7 @@ class VllmConfig(Protocol):
     compilation_config: _CompilationConfig
     kv_transfer_config: TransferConfig
     speculative_config: object
+    aux_output_config: object
 
 
 class EngineArgs(Protocol):

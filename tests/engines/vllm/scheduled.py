@@ -229,8 +229,8 @@ class Run:
             self.cached[request.req_id] = request.num_computed_tokens
         return planned
 
-    def report(self, planned: Any) -> None:
-        """The second half of a step: the workers have done it."""
+    def report(self, planned: Any, said: KVConnectorOutput | None = None) -> None:
+        """The second half of a step: the workers have done it, and `said` what became of it."""
         names = list(planned.num_scheduled_tokens)
         sampled = []
         for name in names:
@@ -241,11 +241,11 @@ class Run:
             end = request.num_computed_tokens
             self.chunk_ends.setdefault(name, []).append(end)
             sampled.append([] if end < request.num_tokens else [7])
-        report = None
+        report = said
         commands = planned.kv_connector_metadata
         if commands is not None:
             self.restores += commands.restores
-            if commands.stores:
+            if commands.stores and said is None:
                 from statecache_vllm.connector import Stored
 
                 stored = Stored(tuple(copy.state for copy in commands.stores), ())

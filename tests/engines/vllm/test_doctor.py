@@ -9,7 +9,7 @@ from statecache.engine.seams import probe
 from statecache.tools.engine_source import probe_source
 from statecache.tools.source_tree import SourceTree
 from statecache_vllm.seam_table import SEAMS, TESTED, VIEWS
-from support.moved_seam import plant
+from support.moved_seam import plant, plant_changes
 from support.planted_source import copy_with, folder_of
 
 
@@ -78,3 +78,65 @@ def test_planted_changes_are_found_in_the_source_as_by_the_import(tmp_path):
         " request_id, processed_computed_tokens, num_prompt_tokens)",
     }
     assert json.loads(doctor(tmp_path).stdout)["engines"]["vllm"]["seams"] == planted
+
+
+# A method renamed, an argument more, a field gone, a tuple shorter; and what is said of each.
+CHANGES = {
+    "vllm.v1.core.kv_cache_manager": """
+KVCacheManager.release = KVCacheManager.free
+del KVCacheManager.free
+def get_computed_blocks(self, request, salt, limit=None) -> tuple[KVCacheBlocks, int, int]: ...
+KVCacheManager.get_computed_blocks = get_computed_blocks
+""",
+    "vllm.v1.kv_cache_interface": """
+from dataclasses import make_dataclass
+KVCacheGroupSpec = make_dataclass("KVCacheGroupSpec", ["kv_cache_spec"])
+""",
+    "vllm.v1.core.sched.output": """
+KVConnectorBlockState.__annotations__["boundary_state_offloads"] = dict[str, list[tuple[int, int]]]
+""",
+}
+SAID = {
+    "vllm.v1.core.kv_cache_manager.KVCacheManager.free": "missing",
+    "vllm.v1.core.kv_cache_manager.KVCacheManager.get_computed_blocks": (
+        "moved (takes self, request, salt, limit)"
+    ),
+    "vllm.v1.kv_cache_interface.KVCacheGroupSpec.layer_names": "missing",
+    "vllm.v1.core.sched.output.KVConnectorBlockState.boundary_state_offloads": (
+        "moved (has 2 items)"
+    ),
+}
+START = """
+import json, sys
+from vllm.engine.arg_utils import EngineArgs
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+arguments = EngineArgs(model=sys.argv[1], additional_config={"kv_cache_plugin": "statecache"})
+try:
+    arguments.create_engine_config()
+except SystemExit as stopped:
+    from vllm.v1.core.sched.scheduler import Scheduler
+    changed = hasattr(Scheduler._mamba_block_aligned_split, "__wrapped__")
+    print(json.dumps([str(stopped), str(arguments.kv_transfer_config), changed]))
+"""
+
+
+def test_planted_changes_are_found_by_the_doctor_and_at_start_before_anything_is_changed(
+    tmp_path, model
+):
+    report = json.loads(doctor(plant_changes(tmp_path, CHANGES)).stdout)
+    assert not report["works"]
+    found = report["engines"]["vllm"]["seams"]
+    assert {name: state for name, state in found.items() if state != "ok"} == SAID
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", START, str(model)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    line, transfer, changed = json.loads(done.stdout.splitlines()[-1])
+    assert line.startswith("statecache: vLLM ")
+    assert "does not fit" in line
+    assert "\n" not in line
+    assert (transfer, changed) == ("None", False)

@@ -8,6 +8,8 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from vllm.v1.request import RequestStatus
 
 from statecache._blocks import FifoQueue
+from statecache.engine.seams import has
+from statecache_vllm.engine_paths import MANAGER
 
 ORDERS = ["stock", "reuse"]
 POOL = {"checkpoints": "native", "checkpoint_slots": 64}
@@ -171,6 +173,29 @@ def test_kv_resident_and_states_gone_is_served_from_a_checkpoint(model):
     ((_, _, blocks, _),) = run.restores
     assert len(set(blocks)) == 3
     run.check()
+
+
+@pytest.mark.parametrize(
+    ("limit", "found"), [(None, 288), (299, 288), (287, 272), (100, 96), (9, 0)]
+)
+def test_a_restore_goes_no_further_than_the_limit_of_a_lookup(model, limit, found):
+    """300 tokens in blocks of 16, a state after each: 18 * 16, 17 * 16, 6 * 16."""
+    prompt = words(random.Random(0), 300)
+    run = Run(model, blocks=100, plugin={**POOL, "checkpoint_interval": 16})
+    run.ask(prompt)
+    without_states(run)
+    request = run.scheduler.requests[run.add(prompt)]
+    look_up = run.scheduler.kv_cache_manager.get_computed_blocks
+    limited = has(f"{MANAGER}:KVCacheManager.get_computed_blocks", "max_cache_hit_length")
+    if limit is not None and not limited:
+        with pytest.raises(TypeError):  # as without the plugin
+            look_up(request, limit)
+        return
+    blocks, hit, resident = look_up(request, *([limit] if limited else []))
+    assert (hit, resident) == (found, 0)
+    assert [len(group) for group in blocks.blocks] == [found // 16] * 4
+    planned = run.scheduler_side.lookup.planned.values()
+    assert [copy.prefix.depth for copy in planned] == [found] * bool(found)
 
 
 def test_a_restore_that_is_not_admitted_is_not_sent(model):

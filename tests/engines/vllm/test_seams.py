@@ -85,7 +85,7 @@ def test_an_untested_version_warns_and_with_strict_stops(monkeypatch, caplog):
     monkeypatch.setattr(seams, "version", lambda _name: "0.99.1+cpu")
     with caplog.at_level("WARNING", logger="statecache"):
         check_seams(Settings.from_given(ON, {}))
-    assert "vLLM 0.99.1 was not tested (tested: 0.32.0)" in caplog.text
+    assert f"vLLM 0.99.1 was not tested (tested: {', '.join(TESTED)})" in caplog.text
     with pytest.raises(SeamError, match=r"0\.99\.1 was not tested"):
         check_seams(Settings.from_given({**ON, "strict": True}, {}))
 
@@ -167,6 +167,7 @@ NOT_SUPPORTED = {
     "kv_offloading_size": 1.0,
     "scheduler_cls": "other.Scheduler",
     **dict.fromkeys(["enable_sleep_mode", "disable_hybrid_kv_cache_manager"], True),
+    "enable_return_routed_experts": True,
     **{field: 2 for field in REFUSED if field.endswith("parallel_size")},
 }
 
@@ -211,7 +212,9 @@ def test_which_drafters_are_refused(method, hybrid, name):
     draft = types.SimpleNamespace(method=method, draft_model_config=types.SimpleNamespace())
     draft.draft_model_config.is_hybrid = hybrid
     config = types.SimpleNamespace(
-        speculative_config=draft, parallel_config=types.SimpleNamespace(data_parallel_size=1)
+        speculative_config=draft,
+        parallel_config=types.SimpleNamespace(data_parallel_size=1),
+        aux_output_config=types.SimpleNamespace(enabled=False),
     )
     if name is None:
         unsupported.refuse_config(config)

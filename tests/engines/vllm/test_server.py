@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from contextlib import contextmanager, suppress
 
-from engine import document, run, texts
+from engine import document, require_build, run, texts
 
 from support.waiting import DEADLINE_SECONDS, wait_until
 
@@ -28,6 +28,7 @@ FLAGS += ["--statecache-checkpoint-slots", "8"]
 
 def start(model, out, *flags, path=None):
     """Start a server; Python looks for modules in `path` first."""
+    require_build()
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
     command += ["--port", str(PORT), "--dtype", "bfloat16", "--enforce-eager", "--block-size", "32"]
     command += ["--max-model-len", "1024", "--max-num-seqs", "4", "--max-num-batched-tokens", "256"]
