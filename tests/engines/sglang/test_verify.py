@@ -2,13 +2,16 @@
 
 import logging
 from array import array
+from hashlib import blake2b
 
 import pytest
 import torch
 from cache_layer import CORES, MAMBA, Traffic, plugin
-from scheduled import admit, finish, request
+from scheduled import admit, finish, request, take_back
 from test_int8 import fill_state, restore, state_of
+from test_namespaces import Hashed
 
+from statecache.index import keyed_index
 from statecache_sglang import reporting
 
 SLOTS = 6
@@ -65,11 +68,14 @@ PLANTED = ("prefix", "depth", "bytes", "empty")
 
 
 @pytest.mark.parametrize("core", CORES)
-@pytest.mark.parametrize("what", PLANTED)
-def test_a_planted_wrong_state_is_no_match_and_is_dropped(core, what, caplog):
+@pytest.mark.parametrize(
+    ("what", "rate"),
+    [(what, rate) for what in PLANTED for rate in (0, 1) if rate or what != "bytes"],
+)
+def test_a_planted_wrong_state_is_no_match_and_is_dropped(core, what, rate, caplog):
     """Records are compared at any rate, bytes at rate 1."""
     caplog.set_level(logging.ERROR, logger="statecache")
-    traffic = traffic_of(core, rate=float(what == "bytes"))
+    traffic = traffic_of(core, rate=rate)
     slot = plant(traffic, what)
     again = request([*FIRST, 7])
     again.init_next_round_input(traffic.cache)
@@ -101,6 +107,47 @@ def test_at_rate_0_bytes_are_not_looked_at(core, monkeypatch):
     counted = reporting.sample(traffic.cache)
     assert counted["anomalies"] == 0
     assert "verified_stores" not in counted
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("rate", [0, 0.01, 1])
+def test_what_a_closer_look_does_for_each_request(core, rate, monkeypatch):
+    """300 prompts, each asked and then gone on with: two sums and one look at the error of int8.
+
+    That is for its share; hashes and copies are the same at any rate: the 30 tokens of a state are
+    hashed for its record, and for the request that resumes from it.
+    """
+    traffic = traffic_of(core, rate=rate)
+    slots = traffic.requests.mamba_ckpt_pool
+    done = {"checksums": 0, "relative_errors": 0}
+
+    def counted(name, original):
+        def call(*args):
+            done[name] += 1
+            return original(*args)
+
+        return call
+
+    for name in done:
+        monkeypatch.setattr(slots._pool, name, counted(name, getattr(slots._pool, name)))
+    monkeypatch.setattr(keyed_index, "blake2b", Hashed)
+    monkeypatch.setattr(Hashed, "bytes", 0)
+    picked = 0
+    for number in range(300):
+        tokens = [number * 100 + at for at in range(30)]
+        finish(traffic, admit(traffic, tokens), 30)
+        again = admit(traffic, [*tokens, 7])
+        assert again.prefix_len == 30
+        restore(traffic, again)
+        traffic.cache.unlock(again.lock)
+        take_back(traffic, again)
+        traffic.requests.free(again)
+        digest = blake2b(array("q", tokens).tobytes(), digest_size=8).digest()
+        picked += int.from_bytes(digest, "little") < rate * 2**64
+    assert (rate == 0) == (picked == 0)
+    assert done == {"checksums": 2 * picked, "relative_errors": picked}
+    assert (slots.stored, slots.restored) == (300, 300)
+    assert Hashed.bytes == 300 * 2 * 30 * 8
 
 
 @pytest.mark.parametrize("core", CORES)
