@@ -7,6 +7,8 @@ import pytest
 import torch
 from engine import cached, document, run, texts
 from test_restore import drop_state_blocks
+from vllm import SamplingParams
+from vllm.inputs import TokensPrompt
 
 from statecache_vllm import seams
 
@@ -107,6 +109,47 @@ def test_without_the_check_the_answer_is_another_one(model, expected, monkeypatc
         drop_state_blocks(engine)
         plant(engine, "prefix")
         assert texts(engine.ask([FIRST])) != expected[:1]
+
+
+def first_token(engine, salt=None, beside=()):
+    """The 20 likeliest first tokens after FIRST, by their logprob; others may be asked with it."""
+    inputs = [TokensPrompt(prompt_token_ids=prompt) for prompt in (*beside, FIRST)]
+    if salt is not None:
+        for request in inputs:
+            request["cache_salt"] = salt
+    sampling = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
+    answer = engine.llm.generate(inputs, sampling, use_tqdm=False)[-1]
+    (at,) = answer.outputs[0].logprobs
+    return answer.num_cached_tokens, {token: found.logprob for token, found in at.items()}
+
+
+def distance(one, other):
+    """The largest difference between tokens that are among the likeliest of both."""
+    return max(abs(one[token] - other[token]) for token in one.keys() & other.keys())
+
+
+def test_requests_alone_tell_a_wrong_state_from_rounding(model, monkeypatch):
+    """docs/verify.md: resumed, and twice afresh under salts of their own, in two chunkings."""
+    from statecache.checkpoint.proof import SlotRecords
+
+    monkeypatch.setattr(SlotRecords, "mismatch", lambda *_: None)
+    with run(model, blocks=200, plugin=SLOTS) as engine:
+        engine.ask(PROMPTS)
+        (none, fresh), (too, chunked) = (
+            first_token(engine, "one"),
+            first_token(engine, "two", beside=[document(7, 100)]),
+        )
+        assert (none, too) == (0, 0)
+        drop_state_blocks(engine)
+        cached_tokens, right = first_token(engine)
+        assert cached_tokens == 256
+        drop_state_blocks(engine)
+        plant(engine, "prefix")
+        cached_tokens, wrong = first_token(engine)
+        assert cached_tokens == 256
+        spread = distance(fresh, chunked)
+        assert distance(right, fresh) <= 2 * spread
+        assert distance(wrong, fresh) > 4 * spread
 
 
 def test_requests_beside_the_wrong_one_are_computed_again(model, expected):
