@@ -91,6 +91,7 @@ def check_slots(settings: Settings, vllm_config: VllmConfig) -> None:
     dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
     state = vllm_config.cache_config.mamba_ssm_cache_dtype
     model = msgspec.structs.replace(model, dtype=dtype if dtype in DTYPE_BYTES else model.dtype)
+    model = model.widened(vllm_config.num_speculative_tokens)
     kept = settings.checkpoints or "native"
     state_bytes = model.bytes_at_rest(kept, "vllm", state if state in DTYPE_BYTES else None)
     if asked * state_bytes > (total := seams.device_memory()):

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 
+import msgspec
+
 from statecache.engine.spec import EngineSpec
 from statecache.errors import SettingsError
 from statecache.replay.block_pools import SlotRule, replay_pool, replay_slots
@@ -43,10 +45,13 @@ class VllmSplits(EngineSplits):
     block_grows = True
 
     def __init__(self, spec: EngineSpec, demand: Demand, tree: PrefixTree) -> None:
-        model = demand.model
         self.block = self.block_tokens(demand)
-        self.blocks_a_state = -(-model.state_layers // model.attention_layers)
-        super().__init__(spec, demand, tree)
+        model, layers = demand.model, demand.model.attention_layers
+        if demand.draft_tokens:
+            model = model.widened(demand.draft_tokens)
+            layers += model.draft_layers
+        self.blocks_a_state = -(-model.state_layers // layers)
+        super().__init__(spec, msgspec.structs.replace(demand, model=model), tree)
         self.preorder = PreorderTree.of(tree)
 
     @staticmethod
@@ -60,9 +65,8 @@ class VllmSplits(EngineSplits):
     @staticmethod
     def block_tokens(demand: Demand) -> int:
         """Return the tokens of a block, which vLLM makes as large as a layer's state."""
-        return block_tokens(
-            demand.model, demand.block_tokens or 16, demand.kv_dtype, demand.state_dtype
-        )
+        model = demand.model.widened(demand.draft_tokens)
+        return block_tokens(model, demand.block_tokens or 16, demand.kv_dtype, demand.state_dtype)
 
     @classmethod
     def combinations(cls, demand: Demand) -> int:
@@ -70,8 +74,9 @@ class VllmSplits(EngineSplits):
         return super().combinations(demand) + 1
 
     def active_bytes(self) -> int:
-        """Return the bytes of the states of running requests."""
-        return self.active * self.blocks_a_state * self.block * self.kv_token
+        """Return the bytes of the states of running requests, with one more for each draft."""
+        states = self.active + self.demand.running * self.demand.draft_tokens
+        return states * self.blocks_a_state * self.block * self.kv_token
 
     def kv_tokens(self, kv_bytes: int) -> int:
         """Return the tokens of KV that fit."""
@@ -119,6 +124,8 @@ class VllmSplits(EngineSplits):
         flags += [f"--block-size {demand.block_tokens}"] if demand.block_tokens else []
         flags += [f"--tensor-parallel-size {demand.ranks}"] if demand.ranks > 1 else []
         flags += ["--kv-cache-dtype fp8"] if demand.kv_dtype == "fp8" else []
+        if demand.draft_tokens:
+            flags.append(f"--spec-method mtp --spec-tokens {demand.draft_tokens}")
         if demand.state_dtype:
             flags.append(f"--mamba-ssm-cache-dtype {demand.state_dtype}")
         return flags

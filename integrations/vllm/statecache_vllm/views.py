@@ -349,6 +349,7 @@ class VllmConfig(Protocol):
     kv_transfer_config: TransferConfig
     speculative_config: object
     aux_output_config: object
+    num_speculative_tokens: int
 
 
 class EngineArgs(Protocol):

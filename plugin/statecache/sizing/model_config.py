@@ -23,7 +23,8 @@ class HybridModel(msgspec.Struct, frozen=True, kw_only=True):
     """Shapes for one tensor-parallel rank; `temporal` is heads, d_v, d_k of one layer.
 
     `named_state_dtype` is the type of the temporal state that the file asks for, by the key that
-    asks for it: engines read different ones. `draft_layers` are those that a model's own drafter
+    asks for it: engines read different ones. Of `conv_values` each of `conv_columns` tokens has its
+    share. `draft_layers` are those that a model's own drafter
     (MTP) has, each with attention like the others.
     """
 
@@ -34,6 +35,7 @@ class HybridModel(msgspec.Struct, frozen=True, kw_only=True):
     conv_values: int
     temporal: tuple[int, int, int]
     kv_values: int
+    conv_columns: int = 3
     draft_layers: int = 1
     named_state_dtype: dict[str, str | None] = {}
 
@@ -64,6 +66,11 @@ class HybridModel(msgspec.Struct, frozen=True, kw_only=True):
     def kv_token_bytes(self, dtype: str | None = None) -> int:
         """Return the bytes of the KV of a token, all layers; by default in the model's type."""
         return self.attention_layers * self.kv_values * DTYPE_BYTES[dtype or self.dtype]
+
+    def widened(self, tokens: int) -> HybridModel:
+        """Return this model where its convolutions keep so many tokens more, to verify drafts."""
+        more = self.conv_values // self.conv_columns * tokens
+        return msgspec.structs.replace(self, conv_values=self.conv_values + more)
 
     def draft_kv_token_bytes(self, dtype: str | None = None) -> int:
         """Return the bytes of the KV that the drafter keeps of a token."""
@@ -187,7 +194,9 @@ def _kimi_linear(config: _Config) -> HybridModel:
         kv = config.kv_values(config.head_dim("head_dim"))
     conv = channels * (part.number("short_conv_kernel_size") - 1)
     attention = config.number("num_hidden_layers") - len(kda)
-    return _model(config, len(kda), attention, conv, temporal, kv, {})
+    model = _model(config, len(kda), attention, conv, temporal, kv, {})
+    columns = max(part.number("short_conv_kernel_size") - 1, 1)
+    return msgspec.structs.replace(model, conv_columns=columns)
 
 
 def _nemotron_h(config: _Config) -> HybridModel:
@@ -328,6 +337,7 @@ def _model(
     dtype = config.get("dtype", "torch_dtype") or "bfloat16"
     if not isinstance(dtype, str) or dtype not in STATE_DTYPES:
         raise config.error(f"dtype is {dtype!r}: use {', '.join(STATE_DTYPES)}")
+    kernel = config.number("linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv", default=4)
     return HybridModel(
         family=config.family,
         dtype=dtype,
@@ -336,6 +346,7 @@ def _model(
         conv_values=conv,
         temporal=temporal,
         kv_values=kv,
+        conv_columns=max(kernel - 1, 1),
         draft_layers=config.number("num_nextn_predict_layers", "mtp_num_hidden_layers", default=1),
         named_state_dtype=named,
     )

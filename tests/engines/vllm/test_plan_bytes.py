@@ -39,14 +39,14 @@ def known(request, tmp_path_factory):
     return path, model, found
 
 
-def config_of(model, ranks, asked):
+def config_of(model, ranks, asked, drafts=0):
     """What vLLM would know on a GPU: a CPU keeps every state in fp32."""
     config = SimpleNamespace(
         model_config=model,
         parallel_config=ParallelConfig(tensor_parallel_size=ranks),
         cache_config=CacheConfig(mamba_ssm_cache_dtype=asked or "auto"),
-        speculative_config=None,
-        num_speculative_tokens=0,
+        speculative_config=SimpleNamespace(num_speculative_tokens=drafts) if drafts else None,
+        num_speculative_tokens=drafts,
     )
     adjust = MODELS_CONFIG_MAP.get(model.architecture)
     if adjust is not None:
@@ -56,15 +56,16 @@ def config_of(model, ranks, asked):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("asked", [None, "float32", "bfloat16"])
-def test_a_state_and_a_kv_token_take_what_vllm_takes(known, ranks, asked):
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_a_state_and_a_kv_token_take_what_vllm_takes(known, ranks, asked, drafts):
     folder, model, found = known
-    config = config_of(model, ranks, asked)
+    config = config_of(model, ranks, asked, drafts)
     spec = MambaSpec(
         block_size=1,
         shapes=found.get_mamba_state_shape_from_config(config),
         dtypes=found.get_mamba_state_dtype_from_config(config),
     )
-    ours = read_model(folder, ranks)
+    ours = read_model(folder, ranks).widened(drafts)
     conv, temporal = ours.state_dtypes("vllm", asked)
     assert spec.dtypes == (DTYPES[conv], DTYPES[temporal])
     assert spec.shapes[1] == ours.temporal
@@ -148,15 +149,17 @@ def test_the_block_is_as_large_as_vllm_makes_it(model):
     assert least == block_tokens(ours, least, None, "float32")
 
 
-def test_vllm_knows_the_flags_that_are_named(tmp_path):
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_vllm_knows_the_flags_that_are_named(tmp_path, drafts):
     adapter.register()
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-    splits = splits_of_qwen3_next(tmp_path, "vllm", "float32")
+    splits = splits_of_qwen3_next(tmp_path, "vllm", "float32", drafts)
     assert [split.states for split in splits] == ["shared", "native", "int8"]
     for split in splits:
         found = parser.parse_args(" ".join(split.flags).split())
         assert (found.max_num_seqs, found.tensor_parallel_size, found.block_size) == (4, 2, 64)
         assert (found.kv_cache_dtype, found.mamba_ssm_cache_dtype) == ("fp8", "float32")
+        assert (found.spec_method, found.spec_tokens) == (("mtp", 3) if drafts else (None, None))
         assert found.kv_cache_plugin == "statecache"
         kept = None if split.kept_slots is None else f"{split.kept_slots}"
         assert found.statecache_checkpoint_slots == kept

@@ -95,6 +95,24 @@ def test_a_drafter_takes_states_for_its_drafts_and_kv_of_its_own_layer(folder):
         assert "--speculative-num-draft-tokens 4" in split["flags"]
 
 
+def test_vllm_keeps_a_state_for_each_draft_and_widens_the_convolution(folder):
+    """Of 8,192 channels 3 + 3 tokens, and 32 x 128 x 128 values: 560 tokens of a layer's KV.
+
+    Four requests hold two states and one for each of 3 drafts: 20 of 3 blocks, each as large as
+    those of 12 layers of attention and the drafter's one.
+    """
+    told = plan(folder, "--running", 4, "--draft-tokens", 3, "--engine", "vllm", "--json", "-")
+    token = TOKEN // 12 * 13
+    active = 20 * 3 * 560 * token
+    for split in json.loads(told.stdout)["splits"]:
+        assert split["active_bytes"] == active
+        assert split["kv_tokens"] == split["kv_bytes"] // (560 * token) * 560
+        assert active + split["kept_bytes"] + split["kv_bytes"] == 12 * GIB
+        if split["states"] == "native":
+            assert split["kept_bytes"] == split["kept_slots"] * 36 * 2 * (8192 * 6 + 32 * 128 * 128)
+        assert "--spec-method mtp --spec-tokens 3" in split["flags"]
+
+
 def test_the_rates_are_those_of_the_replay(folder, report):
     tree = PrefixTree.of(read_trace(str(folder / "agent.jsonl")))
     prompt = 512 * sum(map(len, tree.paths))
