@@ -29,9 +29,11 @@ class StateIndex:
     """Decides which resident state to evict next. Single-threaded by contract.
 
     `policy` is "gds" (priority = watermark at last use + cost from the nearest shallower resident
-    state), "lru" (every priority is 0; ties go to the least recently used) or "learned" (the
-    chance that this state is the one resumed, learnt by kind and age, times its gain; an id is then
-    the key of a prefix: the same one after an eviction). O(log n) a call.
+    state), "gds-tips" (the square root of that cost, and none in the middle of a path, where the
+    only state directly below has others below), "lru" (every priority is 0; ties go to the least
+    recently used) or "learned" (the chance that this state is the one resumed, learnt by kind and
+    age, times its gain; an id is then the key of a prefix: the same one after an eviction).
+    O(log n) a call.
 
     With `slots` "learned" plays itself, gds and lru beside the cache, without data, and evicts in
     the order of the one that saves most. It remembers `ghosts` evicted states. The other policies

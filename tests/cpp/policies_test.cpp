@@ -177,7 +177,11 @@ TEST_P(EveryPolicy, KeepsItsInvariantsOverRandomCalls) {
 
 INSTANTIATE_TEST_SUITE_P(Table, EveryPolicy,
                          testing::ValuesIn(policies().begin(), policies().end()),
-                         [](const auto& spec) { return std::string(spec.param.name); });
+                         [](const auto& spec) {
+                           std::string name(spec.param.name);
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace statecache

@@ -50,6 +50,21 @@ MUTATIONS = {
     ),
 }
 
+TIPS = (
+    "tests/unit/index/test_tips_rules.py",
+    "tests/property/test_index_against_reference.py::test_long_run[4-200000]",
+)
+TIPS_MUTATIONS = {
+    "a fork in the middle": ("node_at(child).next_sibling == kNone &&", "true &&"),
+    "a state above a tip in the middle": ("node_at(child).first_child != kNone;", "true;"),
+    "the state above not asked again": ("    regain(node_at(slot).parent);\n", ""),
+    "the state itself not asked again": ("    regain(slot);\n", ""),
+    "the gain itself, not its root": (
+        "std::sqrt(TreeIndex::gain_of(slot))",
+        "TreeIndex::gain_of(slot)",
+    ),
+}
+
 LEARNED_MUTATIONS = {  # source, what it says, what it says instead
     "a child of a forgotten member not moved": (
         "tracked_states",
@@ -172,7 +187,7 @@ def run(module: Path, *tests: str) -> subprocess.CompletedProcess[str]:
 def test_unchanged_source_passes(objects: Path, tmp_path: Path) -> None:
     source = (FOLDER / "tree_index.cpp").read_text()
     module = build(objects, "tree_index", source, tmp_path)
-    for tests in (RULES, DIFFERENTIAL, *LEARNED):
+    for tests in (RULES, DIFFERENTIAL, *TIPS, *LEARNED):
         done = run(module, tests)
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -182,6 +197,15 @@ def test_mutation_is_caught(objects: Path, tmp_path: Path, name: str) -> None:
     text = mutated("tree_index", *MUTATIONS[name])
     module = build(objects, "tree_index", text, tmp_path)
     for tests in (RULES, DIFFERENTIAL):
+        done = run(module, tests)
+        assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", TIPS_MUTATIONS)
+def test_mutation_of_tips_is_caught(objects: Path, tmp_path: Path, name: str) -> None:
+    text = mutated("tips_index", *TIPS_MUTATIONS[name])
+    module = build(objects, "tips_index", text, tmp_path)
+    for tests in TIPS:
         done = run(module, tests)
         assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
 

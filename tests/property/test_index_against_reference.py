@@ -19,7 +19,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     events = 0
 
-    @initialize(policy=st.sampled_from(["gds", "lru"]), cost=st.sampled_from(COSTS))
+    @initialize(policy=st.sampled_from(["gds", "lru", "gds-tips"]), cost=st.sampled_from(COSTS))
     def start(self, policy: str, cost: tuple[float, float]) -> None:
         self.pair = Pair(policy, cost)
 
@@ -88,12 +88,12 @@ def test_any_sequence_of_calls(share: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "events"), [(0, 1_000_000), (1, 100_000), (2, 100_000), (3, 100_000)]
+    ("seed", "events"), [(0, 1_000_000), (1, 100_000), (2, 100_000), (3, 100_000), (4, 200_000)]
 )
 def test_long_run(seed: int, events: int, share: float) -> None:
     """Seeded calls on more states, so deeper heaps and trees; every victim compared."""
     rng = random.Random(seed)
-    pair = Pair("lru" if seed == 3 else "gds", COSTS[seed])
+    pair = Pair({3: "lru", 4: "gds-tips"}.get(seed, "gds"), COSTS[seed % len(COSTS)])
     for step in range(int(events * share)):
         random_event(pair, rng, states=48)
         if step % 500 == 0:

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from statecache import CostModel, ReferenceCost, ReferenceIndex, StateIndex
+from statecache.index.tips_reference import TipsReference
 
 # Few distinct depths make equal priorities common, so that the tie rule is exercised.
 DEPTHS = (*range(64), 100, 8_192, 8_193, 65_536, 2**31 - 1)
@@ -15,7 +16,10 @@ class Pair:
 
     def __init__(self, policy: str, cost: tuple[float, float]) -> None:
         self.native = StateIndex(policy, CostModel(*cost))
-        self.reference = ReferenceIndex(policy, ReferenceCost(*cost))
+        plain = ReferenceCost(*cost)
+        self.reference = (
+            TipsReference(plain) if policy == "gds-tips" else ReferenceIndex(policy, plain)
+        )
         self.events = 0
 
     def call(self, name: str, *args: object) -> object:

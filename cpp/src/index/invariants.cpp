@@ -45,7 +45,7 @@ void TreeIndex::check_tree() const {
     ++resident;
     if (slot_of_.find(node.id) != slot) broken("an id leads to its slot", node.id);
     if (node.last_use == 0 || node.last_use > uses_) broken("a use has been counted", node.id);
-    if (node.gain != gain_of(node)) broken("a gain counts from the parent", node.id);
+    if (node.gain != gain_of(slot)) broken("a gain counts from the parent", node.id);
     if (node.stamp > watermark_) broken("no stamp is above the watermark", node.id);
     if (node.proposed && !walking_) broken("proposals end with their walk", node.id);
     if (node.parent != kNone) {

@@ -14,6 +14,7 @@ constexpr std::array kPolicies = {
     PolicySpec{"gds", make_gds},
     PolicySpec{"lru", make_lru},
     PolicySpec{"learned", make_learned},
+    PolicySpec{"gds-tips", make_gds_tips},
 };
 
 }  // namespace

@@ -10,6 +10,7 @@ namespace statecache {
 
 // One for each row of the table, defined in the file of its policy.
 std::unique_ptr<StateIndex> make_gds(const PolicyOptions& options);
+std::unique_ptr<StateIndex> make_gds_tips(const PolicyOptions& options);
 std::unique_ptr<StateIndex> make_lru(const PolicyOptions& options);
 std::unique_ptr<StateIndex> make_learned(const PolicyOptions& options);
 

@@ -44,6 +44,8 @@ void TreeIndex::insert(StateId state, int64_t depth, std::optional<StateId> pare
     hang(child, slot);
     heap_lower(child);
   }
+  if (!child_slots.empty()) children_changed(slot);
+  if (parent_slot != kNone) children_changed(parent_slot);
   heap_push(slot);
 }
 
@@ -161,9 +163,17 @@ TreeIndex::Key TreeIndex::key_of(const Node& node) const {
   return {std::bit_cast<uint64_t>(priority_of(node)), node.last_use};
 }
 
-double TreeIndex::gain_of(const Node& node) const {
+double TreeIndex::gain_of(Slot slot) const {
   if (!cost_) return 0;
+  const Node& node = nodes_[slot];
   return cost_->cost(node.parent == kNone ? 0 : nodes_[node.parent].depth, node.depth);
+}
+
+void TreeIndex::regain(Slot slot) {
+  if (slot == kNone) return;
+  nodes_[slot].gain = gain_of(slot);
+  rank_changed(slot);
+  heap_lower(slot);
 }
 
 void TreeIndex::stamp(Slot slot) {
@@ -234,7 +244,7 @@ void TreeIndex::hang(Slot child, Slot parent) {
     if (above.first_child != kNone) nodes_[above.first_child].prev_sibling = child;
     above.first_child = child;
   }
-  node.gain = gain_of(node);
+  node.gain = gain_of(child);
   rank_changed(child);
 }
 
@@ -257,6 +267,7 @@ void TreeIndex::remove(Slot slot) {
     hang(child, parent);
     child = next;
   }
+  if (parent != kNone) children_changed(parent);
   if (heap_at_[slot] != kNone) heap_erase(slot);
   slot_of_.erase(nodes_[slot].id);
   nodes_[slot] = Node{};

@@ -69,6 +69,10 @@ class TreeIndex : public StateIndex {
 
   // What a policy may say differently.
   //
+  // What a state is worth over what is above it: its cost from the nearest shallower state.
+  virtual double gain_of(Slot slot) const;
+  // Other states are directly below it now, none if there was one.
+  virtual void children_changed(Slot) {}
   // The gain, the last use of a state or whether it can be a victim may have changed.
   virtual void rank_changed(Slot) {}
   // It is about to go.
@@ -82,6 +86,8 @@ class TreeIndex : public StateIndex {
     return node.depth != kFree && node.pins == 0 && !node.proposed;
   }
   const Node& node_at(Slot slot) const { return nodes_[slot]; }
+  // Asks for the gain of a state anew, if it is one.
+  void regain(Slot slot);
   size_t slots() const { return nodes_.size(); }  // all are below
   Slot slot_of(StateId state) const;              // throws UnknownState
   // Puts all states that can be a victim into the heap, in the order of their last use alone or of
@@ -107,7 +113,6 @@ class TreeIndex : public StateIndex {
   static double priority_of(const Node& node) { return node.stamp + node.gain; }
   Key key_of(const Node& node) const;
   void stamp(Slot slot);
-  double gain_of(const Node& node) const;
   void require_walk(const char* call) const;
   Slot propose();
   void confirm(Slot slot);

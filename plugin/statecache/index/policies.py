@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from statecache.index.learned_reference import LearnedReference
 from statecache.index.reference import ReferenceCost, ReferenceIndex
+from statecache.index.tips_reference import TipsReference
 
 if TYPE_CHECKING:
     from statecache._index import CostModel
@@ -92,6 +93,13 @@ POLICIES: tuple[PolicySpec, ...] = (
         reference=LearnedReference,
         runs_in=frozenset({ENGINE, REPLAY}),
         needs_prompts=True,
+    ),
+    PolicySpec(
+        name="gds-tips",
+        summary="as gds, but the middle of a path before tips and forks, and gains count less",
+        native=_native("gds-tips"),
+        reference=lambda cost, _slots, _ghosts: TipsReference(cost),
+        runs_in=frozenset({ENGINE, REPLAY}),
     ),
     PolicySpec(
         name="clairvoyant",

@@ -366,7 +366,7 @@ def test_a_killed_scheduler_ends_the_server_and_leaves_nothing_behind(model, tmp
         again = [server.generate(tokens, new=2), server.generate([*tokens, 7, 8], new=2)]
         url = f"http://127.0.0.1:{server.port}"
         found = wait_for(url, lambda found: found["requests_total", ""] == 2)
-        assert (found["active", "gds"], found["anomalies_total", ""]) == (1, 0)
+        assert (found["active", "learned"], found["anomalies_total", ""]) == (1, 0)
         wait_for_lines(tmp_path / "traffic.2.gz", 2)
     assert again == before
     assert f"SGLang 0.5.99 was not tested (tested: {', '.join(TESTED)})" in log.read_text()

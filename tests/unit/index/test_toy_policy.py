@@ -88,7 +88,8 @@ main()
         command = [sys.executable, "-W", "error", "-c", program, *words]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    assert "shallowest: the shallowest" in " ".join(said("replay", "--help").split())
+    shown = " ".join(said("replay", "--help").replace("│", " ").split())
+    assert "shallowest: the shallowest" in shown
     shown = said("replay", str(trace), "--policy", "shallowest", "--slots", "2")
     assert re.search(r"^shallowest +2 ", shown, re.MULTILINE)
 

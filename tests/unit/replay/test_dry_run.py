@@ -61,7 +61,7 @@ def test_alone_it_writes_nothing_and_says_what_it_leaves_out(tmp_path, monkeypat
         "statecache: dry run: the engine is left as it is (--statecache-checkpoints,"
         " --statecache-checkpoint-slots not put in place); replayed with 3 states"
         " and 20480 tokens of KV"
-        " under lru, gds, learned",
+        " under lru, gds, learned, gds-tips",
         "statecache: the dry run ends after 7 requests",
     ]
 
