@@ -18,9 +18,9 @@ class Chats:
     Seven of ten requests go on with one of the latest twelve chats, some from the middle of it.
     """
 
-    def __init__(self, traffic: Traffic, seed: int, mixed: bool = False):
+    def __init__(self, traffic: Traffic, seed: int, **more: bool):
         self.rng = random.Random(seed)
-        self.run = SpeculativeLoop(traffic, self.rng, mixed=mixed)
+        self.run = SpeculativeLoop(traffic, self.rng, **more)
         self.run.retractions = 0.05
         self.chats: list[tuple[list[int], dict]] = []
         self.asked = self.aborted = 0

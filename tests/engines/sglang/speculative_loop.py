@@ -20,7 +20,12 @@ import torch
 from cache_layer import Traffic
 from schedule_loop import Loop
 from scheduled import adder, request
-from sglang.srt.managers.schedule_batch import Req, ScheduleBatch, release_req
+from sglang.srt.managers.schedule_batch import (
+    Req,
+    ScheduleBatch,
+    release_req,
+    set_mamba_track_indices_from_reqs,
+)
 from sglang.srt.managers.scheduler_components.batch_result_processor import (
     SchedulerBatchResultProcessor,
 )
@@ -92,12 +97,18 @@ class SpeculativeLoop(Loop):
     """
 
     def __init__(
-        self, traffic: Traffic, rng: random.Random, chunk: int = 8_192, mixed: bool = False
+        self,
+        traffic: Traffic,
+        rng: random.Random,
+        chunk: int = 8_192,
+        mixed: bool = False,
+        drafter: bool = True,
     ):
         extra = traffic.cache.enable_mamba_extra_buffer
         super().__init__(traffic, chunk, overlap=extra)
         self.rng = rng
         self.mixed = mixed  # --enable-mixed-chunk
+        self.drafter = drafter  # without one a step decodes one token, and verifies nothing
         self.running: list[Req] = []
         self.tokens: dict[str, Tokens] = {}
         self.wrong = self.compared = self.reused = self.prompts = 0
@@ -123,7 +134,7 @@ class SpeculativeLoop(Loop):
     def step(self) -> list[Req]:
         self.steps += 1
         batch = self._next_batch()
-        step = self._prefill(batch) if batch else self._verify()
+        step = self._prefill(batch) if batch else self._next_tokens()
         if step is not None:
             self.in_flight.append(step)
         while len(self.in_flight) > (self.late if step is not None else 0):
@@ -219,7 +230,7 @@ class SpeculativeLoop(Loop):
         grid = mamba_track_grid(self.traffic.cache.page_size)
         ScheduleBatch.mamba_lazy_spec_prepare(batch, grid, DRAFTS)
 
-    def _verify(self):
+    def _next_tokens(self):
         if self.running and self.retractions and self.rng.random() < self.retractions:
             self.retract(self.rng.choice(self.running))
         for req in list(self.running):
@@ -229,6 +240,34 @@ class SpeculativeLoop(Loop):
         reqs = list(self.running)
         if not reqs:
             return None
+        return self._verify(reqs) if self.drafter else self._decode(reqs)
+
+    def _decode(self, reqs: list[Req]):
+        """As `ScheduleBatch.prepare_for_decode`, and the step."""
+        batch = self._batch(reqs, ForwardMode.DECODE)
+        lengths = batch.seq_lens_cpu = batch.seq_lens + 1
+        for req in reqs:
+            req.decode_batch_idx += 1
+            req.kv.kv_committed_len += 1
+        if self.late:
+            grid = mamba_track_grid(self.traffic.cache.page_size)
+            if get_exec().mamba.enable_mamba_extra_buffer_lazy:
+                ScheduleBatch.mamba_lazy_prealloc_at_boundary(batch, grid)
+            set_mamba_track_indices_from_reqs(batch)
+            batch.mamba_track_mask_cpu = (lengths % grid == 0).tolist()
+            batch.mamba_track_mask_next_cpu = (lengths % grid == grid - 1).tolist()
+            batch.mamba_decode_batch_idx_cpu = [req.decode_batch_idx for req in reqs]
+        drawn = []
+        for at, req in enumerate(reqs):
+            length = len(self.tokens[req.rid].ids)
+            self._write(req.kv.mamba_pool_idx, req, length)
+            if self.late and batch.mamba_track_mask_cpu[at]:
+                self._write(batch.mamba_track_indices[at], req, length)
+            drawn.append(self._draw())
+            self.tokens[req.rid].extend(drawn[-1:])
+        return batch, GenerationBatchResult(next_token_ids=torch.tensor(drawn))
+
+    def _verify(self, reqs: list[Req]):
         batch = self._batch(reqs, ForwardMode.TARGET_VERIFY)
         if get_exec().mamba.enable_mamba_extra_buffer_lazy:
             self._plan_crossings(batch)
@@ -347,7 +386,9 @@ class SpeculativeLoop(Loop):
             model_config=self.model,
             tree_cache=self.traffic.cache,
             req_to_token_pool=self.traffic.requests,
-            spec_algorithm=SpeculativeAlgorithm.EAGLE,
+            spec_algorithm=SpeculativeAlgorithm.EAGLE
+            if self.drafter
+            else SpeculativeAlgorithm.NONE,
             decoding_reqs=None,
             has_grammar=False,
             return_logprob=False,
