@@ -84,6 +84,56 @@ def test_short_turns_lose_less_than_a_block_and_the_turn(model, block, turn, sta
     run.check()
 
 
+@pytest.mark.parametrize("cut", [3, 10, 400])
+@pytest.mark.parametrize("plugin", ["native", "learned"])
+def test_a_template_that_rewrites_the_end_of_a_turn(model, plugin, cut):
+    """Turn n + 1 is turn n less its last tokens and 535 more, a state every 512.
+
+    It resumes at the last multiple of 512 that both have, or later.
+    """
+    plugin_of = {**POOLS[plugin], "checkpoint_interval": 512}
+    run = Run(model, blocks=1600, length=8192, plugin=plugin_of)
+    rng = random.Random(cut)
+    tokens = words(rng, 2000)
+    run.ask(tokens)
+    for _ in range(8):
+        common = len(tokens) - cut
+        tokens = [*tokens[:common], *words(rng, 535)]
+        without_states(run)
+        assert common // 512 * 512 <= run.ask(tokens) <= common
+    run.check()
+
+
+def test_siblings_of_a_long_head_that_come_one_after_another(model, monkeypatch):
+    """16,000 tokens in blocks of 512, a state every 8,192: the first sibling leaves one at 8,192.
+
+    The second parts from it at 16,000 and leaves a state at 15,872, the last block before that.
+    """
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    run = Run(model, blocks=600, block=512, length=24_000, plugin=POOL)
+    rng = random.Random(9)
+    head = words(rng, 16_000)
+    hits = []
+    for tail in (4_000, 900, 700, 64, 2_500, 100, 3_000, 512):
+        hits.append(run.ask([*head, *words(rng, tail)]))
+        without_states(run)
+    assert hits == [0, 8_192, *[15_872] * 6]
+    run.check()
+
+
+def test_a_prompt_that_grows_is_restored_once_a_turn_at_another_depth_each_time(model):
+    """Six turns of 40 tokens from 100 on, in blocks of 16: at 96, 128, 176, 208, 256."""
+    run = Run(model, blocks=200, plugin=every_block(POOL, 16))
+    stream = words(random.Random(2), 400)
+    hits = []
+    for turn in range(6):
+        hits.append(run.ask(stream[: 100 + 40 * turn]))
+        without_states(run)
+    assert hits == [0, 96, 128, 176, 208, 256]
+    assert [copy.prefix.depth for copy in run.restores] == hits[1:]
+    run.check()
+
+
 # How far: what is still there.
 
 
