@@ -30,7 +30,7 @@ def both(workload: Workload, **settings):
     return core, play(Job(arm, PrefixTree.of(trace).paths))
 
 
-@pytest.mark.parametrize("policy", ["lru", "gds", "learned"])
+@pytest.mark.parametrize("policy", ["lru", "gds", "learned", "gds-tips"])
 @pytest.mark.parametrize("pool", ["native", "int8"])
 @pytest.mark.parametrize("kind", ["distinct-prefixes", "shared-prefix"])
 def test_every_request_hits_what_the_replay_says(kind, pool, policy):

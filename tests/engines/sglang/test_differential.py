@@ -71,7 +71,7 @@ def test_learned_is_the_same_on_both_cores(pool, share):
     assert python.counts.numbers["evictions|policy"] > 1_000 * share
 
 
-@pytest.mark.parametrize("policy", ["gds", "lru", "learned"])
+@pytest.mark.parametrize("policy", ["gds", "lru", "learned", "gds-tips"])
 def test_a_cap_on_the_states_of_a_path(policy, share):
     """--mamba-max-states-per-path takes states past the walk: the index must see that."""
     with plugin(policy=policy):
