@@ -27,7 +27,7 @@ OLD_COUNT = "the count of accepted tokens of the step before"
 DRAFTERS_BLOCKS = "the numbers of the drafter's blocks in the place of the states'"
 OTHER_ROWS = "the counts in the order of the rows of another step"
 FAULTS = (STORED_EARLY, OLD_COUNT, DRAFTERS_BLOCKS, OTHER_ROWS)
-_WRONG = -1
+_WRONG, VOCABULARY = -1, 300
 
 
 class Held(NamedTuple):
@@ -58,6 +58,12 @@ class Prefixes:
         return self._marks[count]
 
 
+class _Planned(NamedTuple):
+    step: Any
+    blocks: dict[str, tuple[list[int], ...]]
+    begun: dict[str, tuple[int, list[int]]]
+
+
 class DraftedWorker:
     """The workers of one `Run`, whose states are marks; `step` takes the place of its own.
 
@@ -80,13 +86,18 @@ class DraftedWorker:
         run.shadow.before = run.shadow.after = lambda *_: None
         self._run, self._drafts, self._accept = run, drafts, accept
         self._fault, self._late, self._alignment = fault, late, alignment
-        self._rng = random.Random(seed)
+        self._rng, self._overlap = random.Random(seed), int(run.overlapped)
+        self._ahead: list[_Planned] = []
+        self._table: dict[str, tuple[list[int], ...]] = {}
+        self._tokens: dict[str, list[int]] = {}
+        self._computed: dict[str, int] = {}
+        self._drafted: dict[str, list[int]] = {}
         self._unreported: tuple[int, ...] = ()
         self._held: dict[int, Held] = {}
         self._slots: dict[int, list[Held]] = {}
         self._promised: dict[int, int] = {}  # by key of a block hash, the mark of its prefix
         self._prefixes: dict[str, Prefixes] = {}
-        self._hashed: dict[str, int] = {}
+        self._hashed: dict[str, tuple[Prefixes, int]] = {}
         self._column: dict[str, int] = {}  # where the running state of a request is
         self._accepted: dict[str, int] = {}  # of a request's last step, with the sampled token
         self._rows: list[str] = []
@@ -107,12 +118,48 @@ class DraftedWorker:
             self.wrong[what] = self.wrong.get(what, 0) + 1
 
     def step(self, *, look_at_names: bool = False) -> Any:
-        """One step of the engine; returns what was planned."""
+        """One step of the engine; returns what was planned.
+
+        Where steps overlap, the one before is carried out once this one is planned.
+        """
         run = self._run
         requests = dict(run.scheduler.requests)
         planned = run.schedule()
+        self.preempted += len(planned.preempted_req_ids or ())
+        for name in planned.finished_req_ids:
+            self._hashed.pop(name, None)
+        self._learn(requests)
+        blocks = {name: self._blocks(name) for name in planned.num_scheduled_tokens}
+        self._ahead.append(_Planned(planned, blocks, self._begun(planned, requests)))
+        while len(self._ahead) > self._overlap or (self._ahead and not blocks):
+            self._carry_out(*self._ahead.pop(0), look_at_names=look_at_names)
+        return planned
+
+    def _begun(self, planned: Any, requests: dict[str, Any]) -> dict[str, tuple[int, list[int]]]:
+        """Of each request that begins, or begins again: where, and its tokens."""
+        cached = planned.scheduled_cached_reqs
+        starts = {new.req_id: new.num_computed_tokens for new in planned.scheduled_new_reqs}
+        again = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        starts |= {name: at for name, at in again if name in cached.resumed_req_ids}
+        return {name: (at, list(requests[name].all_token_ids)) for name, at in starts.items()}
+
+    def _carry_out(
+        self,
+        planned: Any,
+        blocks: dict[str, tuple[list[int], ...]],
+        begun: dict[str, tuple[int, list[int]]],
+        *,
+        look_at_names: bool,
+    ) -> None:
+        """What the workers do with a step, and what the scheduler makes of their output."""
+        self._table = blocks
+        for name in {*planned.finished_req_ids, *(planned.preempted_req_ids or ()), *begun}:
+            for kept in (self._column, self._accepted, self._tokens, self._computed, self._drafted):
+                kept.pop(name, None)
+        for name, (start, tokens) in begun.items():
+            self._computed[name], self._tokens[name] = start, tokens
+            self._prefixes[name] = Prefixes()
         commands = planned.kv_connector_metadata
-        self._begin(planned, requests)
         for copy in [] if commands is None else commands.restores:
             self.restores += 1
             for at, held in zip(copy.blocks, self._slots[copy.slot], strict=True):
@@ -120,37 +167,33 @@ class DraftedWorker:
                 self._held[at] = held
         for source, target in planned.kv_cache_block_copies or []:
             self._held[target] = self._held.get(source, Held())
+        drafts = {  # a request that begins again may have none yet, and is asked to verify some
+            name: [*self._drafted.get(name, []), *[_WRONG] * len(asked)][: len(asked)]
+            for name, asked in planned.scheduled_spec_decode_tokens.items()
+        }
         for name, count in planned.num_scheduled_tokens.items():
-            drafts = planned.scheduled_spec_decode_tokens.get(name, [])
-            self._forward(requests[name], count, drafts)
+            self._forward(name, count, drafts.get(name, []))
         stores = [] if commands is None else commands.stores
         if self._fault == STORED_EARLY:
-            self._store(stores, requests)
-        sampled = self._sample(planned, requests)
+            self._store(stores)
+        sampled = self._sample(planned, drafts)
         if self._fault != STORED_EARLY:
-            self._store(stores, requests)
-        if look_at_names:
+            self._store(stores)
+        if look_at_names and not self._overlap:  # else the next step has named what it will write
             self._look_at_names()
+        requests = dict(self._run.scheduler.requests)
         self._hand_back(planned, sampled, stores)
-        return planned
+        self._learn(requests)
 
-    def _begin(self, planned: Any, requests: dict[str, Any]) -> None:
-        cached, unit = planned.scheduled_cached_reqs, self._run.pool.hash_block_size
-        preempted = planned.preempted_req_ids or set()
-        self.preempted += len(preempted)
-        for name in {*planned.finished_req_ids, *preempted, *cached.resumed_req_ids}:
-            self._column.pop(name, None)
-            self._accepted.pop(name, None)
-        for name in planned.finished_req_ids:
-            self._prefixes.pop(name, None)
-            self._hashed.pop(name, None)
+    def _learn(self, requests: dict[str, Any]) -> None:
+        """Note which prefix each block hash stands for."""
+        unit = self._run.pool.hash_block_size
         for name, request in requests.items():
-            marks = self._prefixes.setdefault(name, Prefixes())
-            known, hashes = self._hashed.get(name, 0), request.block_hashes
-            for number in range(known, len(hashes)):
+            marks, known = self._hashed.setdefault(name, (Prefixes(), 0))
+            for number in range(known, len(request.block_hashes)):
                 mark = marks.of(request.all_token_ids, (number + 1) * unit)
-                self._promised[key_of(hashes[number])] = mark
-            self._hashed[name] = len(hashes)
+                self._promised[key_of(request.block_hashes[number])] = mark
+            self._hashed[name] = marks, len(request.block_hashes)
 
     def forget(self) -> None:
         """Forget the marks of what is neither cached nor being computed any more."""
@@ -170,15 +213,14 @@ class DraftedWorker:
 
     def _copy(self, name: str, source: int, target: int, accepted: int) -> None:
         """Bring the state after `accepted` tokens more than column `source` has to `target`."""
-        for ids in self._blocks(name)[:GROUPS]:
+        for ids in self._table[name][:GROUPS]:
             base = self._held.get(ids[source], Held()).after(accepted)
             temporal = self._held.get(ids[source + accepted], Held()).temporal
             self._held[ids[target]] = Held(temporal, base.convolution)
 
-    def _forward(self, request: Any, count: int, drafts: Sequence[int]) -> None:
-        name, block = request.request_id, self._run.block
-        end = request.num_computed_tokens
-        start, marks, tokens = end - count, self._prefixes[name], request.all_token_ids
+    def _forward(self, name: str, count: int, drafts: Sequence[int]) -> None:
+        block, start = self._run.block, self._computed[name]
+        end, marks, tokens = start + count, self._prefixes[name], self._tokens[name]
         before, column = self._column.get(name, (start - 1) // block), (end - 1) // block
         accepted = self._accepted.get(name, 1)
         if before not in (-1, column):
@@ -188,7 +230,7 @@ class DraftedWorker:
         written = [marks.of(tokens, end - len(drafts))]
         for draft in drafts:
             written.append(hash((written[-1], draft)))
-        for ids in self._blocks(name)[:GROUPS]:
+        for ids in self._table[name][:GROUPS]:
             if start:
                 self.begins += 1
                 convolution = self._held.get(ids[column], Held()).after(accepted - 1).convolution
@@ -197,9 +239,11 @@ class DraftedWorker:
             for number, mark in enumerate(written):
                 convolution = tuple(written) if number == 0 else (_WRONG,)
                 self._held[ids[column + number]] = Held(mark, convolution)
-        self._export(request, start, end)
+        for ids in self._table[name][GROUPS:]:  # KV is written over whatever a block held
+            self._held.update(dict.fromkeys(ids[start // block : column + 1], Held()))
+        self._export(name, start, end)
 
-    def _export(self, request: Any, start: int, end: int) -> None:
+    def _export(self, name: str, start: int, end: int) -> None:
         """Layers that can write a state inside a chunk leave it in the column before."""
         manager = self._run.scheduler.kv_cache_manager
         unit = manager.coordinator.single_type_managers[0].cache_hit_alignment_tokens
@@ -213,37 +257,36 @@ class DraftedWorker:
             unit,
         )
         if inside:
-            name = request.request_id
-            mark = self._prefixes[name].of(request.all_token_ids, start + inside)
-            for ids in self._blocks(name)[:GROUPS]:
+            mark = self._prefixes[name].of(self._tokens[name], start + inside)
+            for ids in self._table[name][:GROUPS]:
                 self._held[ids[column]] = Held(mark, (mark,))
 
-    def _sample(self, planned: Any, requests: dict[str, Any]) -> dict[str, list[int]]:
+    def _sample(self, planned: Any, drafted: dict[str, list[int]]) -> dict[str, list[int]]:
         """Accept drafts, and bring the state at the end of a block to its column."""
         sampled: dict[str, list[int]] = {}
-        for name in planned.num_scheduled_tokens:
-            drafts, request = planned.scheduled_spec_decode_tokens.get(name, []), requests[name]
-            if request.num_computed_tokens - len(drafts) < request.num_tokens:
+        for name, count in planned.num_scheduled_tokens.items():
+            drafts = drafted.get(name, [])
+            if self._computed[name] + count - len(drafts) < len(self._tokens[name]):
                 sampled[name] = []
                 continue
-            kept = 0
-            while kept < len(drafts) and self._rng.random() < self._accept:
-                kept += 1
+            right = [draft != _WRONG and self._rng.random() < self._accept for draft in drafts]
+            kept = [*right, False].index(False)
             self.drafted, self.kept = self.drafted + len(drafts), self.kept + kept
-            sampled[name] = [*drafts[:kept], self._rng.randrange(3, 300)]
+            sampled[name] = [*drafts[:kept], self._rng.randrange(3, VOCABULARY)]
         rows = self._rows if self._fault == OTHER_ROWS else list(sampled)
-        for row, name in enumerate(sampled):
+        for row, (name, count) in enumerate(planned.num_scheduled_tokens.items()):
             there = rows[row] if row < len(rows) and rows[row] in sampled else name
-            count = max(len(sampled[there]), 1)
-            drafts = planned.scheduled_spec_decode_tokens.get(name, [])
-            count = min(count, len(drafts) + 1)
-            self._settle(requests[name], len(drafts), count)
+            drafts = len(drafted.get(name, []))
+            accepted = min(max(len(sampled[there]), 1), drafts + 1)
+            self._settle(name, self._computed[name] + count - drafts, drafts, accepted)
+            self._computed[name] += count - drafts + max(len(sampled[name]) - 1, 0)
+            self._tokens[name] += sampled[name]
+            self._drafted[name] = words(self._rng, self._drafts)
         self._rows = list(sampled)
         return sampled
 
-    def _settle(self, request: Any, drafts: int, accepted: int) -> None:
-        name, block = request.request_id, self._run.block
-        running, column = request.num_computed_tokens - drafts, self._column[name]
+    def _settle(self, name: str, running: int, drafts: int, accepted: int) -> None:
+        block, column = self._run.block, self._column[name]
         before, self._accepted[name] = self._accepted[name], accepted
         if self._fault == OLD_COUNT:
             accepted = min(before, drafts + 1)
@@ -256,11 +299,11 @@ class DraftedWorker:
         if target != column or further:
             self._copy(name, column, target, further)
 
-    def _store(self, stores: Iterable[Any], requests: dict[str, Any]) -> None:
+    def _store(self, stores: Iterable[Any]) -> None:
         for copy in stores:
             blocks = copy.blocks
             if self._fault == DRAFTERS_BLOCKS:
-                (ids,) = [ids for ids in map(self._blocks, requests) if blocks[0] in ids[0]]
+                (ids,) = [ids for ids in self._table.values() if blocks[0] in ids[0]]
                 blocks = [ids[GROUPS][ids[0].index(blocks[0])]] * GROUPS
             self.stores += 1
             self._slots[copy.slot] = [self._held.get(at, Held()) for at in blocks]
@@ -292,8 +335,9 @@ class DraftedWorker:
         )
         scheduler = self._run.scheduler
         scheduler.update_from_output(planned, output)
-        drafts = [words(self._rng, self._drafts) for _ in names]
-        scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
+        if not self._overlap:
+            drafts = [self._drafted.get(name, []) for name in names]
+            scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
 
 
 def conversations(

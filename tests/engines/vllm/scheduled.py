@@ -20,6 +20,7 @@ from vllm.v1.core.kv_cache_utils import (
     init_none_hash,
     make_block_hash_with_group_id,
 )
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -141,6 +142,7 @@ class Run:
         alignment: int | None = None,
         attention_block: int | None = None,
         drafter: Drafter | None = None,
+        overlapped: bool = False,
         **more: Any,
     ) -> None:
         load_general_plugins()
@@ -169,7 +171,8 @@ class Run:
             kv_cache_groups=_groups(block, attention_block or block, alignment, drafter),
             prefix_cache_retention_interval=self.config.cache_config.prefix_cache_retention_interval,
         )
-        self.scheduler = Scheduler(
+        self.overlapped = overlapped
+        self.scheduler = (AsyncScheduler if overlapped else Scheduler)(
             vllm_config=self.config,
             kv_cache_config=kv,
             structured_output_manager=StructuredOutputManager(self.config),

@@ -8,6 +8,7 @@ from drafted import FAULTS, DraftedWorker, conversations
 from scheduled import Drafter, Run
 from test_soak import check
 
+
 POOL = {"checkpoints": "native", "checkpoint_slots": 10}
 # A drafter, and the chance that a draft is accepted.
 DRAFTERS = {
@@ -19,8 +20,9 @@ DRAFTERS = {
 }
 
 
-def served(model, plugin, drafter, accept, requests, **more):
-    run = Run(model, blocks=90, budget=64, plugin=plugin, drafter=drafter)
+def served(model, plugin, drafter, accept, requests, *, overlapped=False, **more):
+    shape = {"blocks": 90, "budget": 64, "overlapped": overlapped}
+    run = Run(model, plugin=plugin, drafter=drafter, **shape)
     worker = DraftedWorker(run, drafter.tokens, accept, **more)
     for _ in conversations(run, worker, seed=1, look_at_names=True):
         if run._count >= requests:
@@ -59,6 +61,19 @@ def test_so_it_is_by_policy_and_kind_of_pool_and_with_late_reports(drafting, plu
     _, worker = served(drafting, plugin, drafter, accept, requests, late=True)
     assert worker.wrong == {}
     assert (worker.restores > 10) is ("checkpoints" in plugin)
+
+
+OVERLAPPED = {**POOL, "checkpoint_interval": 64}
+
+
+@pytest.mark.parametrize("kind", ["mtp", "own group of KV", "ngram"])
+def test_so_it_is_where_a_step_is_planned_before_the_last_one_is_done(drafting, kind, share):
+    """VLLM's asynchronous scheduler, which assumes that all drafts will be accepted."""
+    drafter, accept = DRAFTERS[kind]
+    requests = max(60, int(200 * share))
+    _, worker = served(drafting, OVERLAPPED, drafter, accept, requests, overlapped=True)
+    assert worker.wrong == {}
+    assert min(worker.stores, worker.restores, worker.drafted) > 10
 
 
 @pytest.mark.parametrize("fault", FAULTS)
