@@ -8,7 +8,6 @@ from drafted import FAULTS, DraftedWorker, conversations
 from scheduled import Drafter, Run
 from test_soak import check
 
-
 POOL = {"checkpoints": "native", "checkpoint_slots": 10}
 # A drafter, and the chance that a draft is accepted.
 DRAFTERS = {
