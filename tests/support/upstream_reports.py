@@ -12,7 +12,9 @@ FOLDER = Path(__file__).parents[2] / "docs" / "upstream"
 
 
 def reports(engine: str) -> list[str]:
-    return sorted(path.name for path in FOLDER.glob(f"{engine}-*.md"))
+    """Those that show something, and what it prints."""
+    found = FOLDER.glob(f"{engine}-*.md")
+    return sorted(path.name for path in found if "```text\n" in path.read_text())
 
 
 def fenced(name: str, kind: str) -> str:

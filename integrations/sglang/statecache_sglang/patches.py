@@ -22,9 +22,12 @@ TREE_CORE = Patch(
 )
 SELECT_TREE_CORE = Patch(
     f"{at.CACHE}:select_tree_core_backend",
-    why="The choice does not see whether the cache that is built holds recurrent states.",
+    why="The choice does not see whether the cache that is built holds recurrent states. To name"
+    " the plugin's core in SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND would not do: a cache that names"
+    " its core itself is not asked, the sharding of KV refuses any name but `python`, and a process"
+    " that inherits the variable without the plugin cannot build a cache.",
     upstream="select_tree_core_backend, CacheInitParams.tree_core_backend (0.5.21)",
-    remove_when="a registered tree core can hand a cache on to SGLang's own",
+    remove_when="a plugin can wrap the core that a cache is given",
 )
 MAMBA_COMPONENT = Patch(
     f"{at.CACHE}:COMPONENT_REGISTRY",

@@ -32,9 +32,24 @@ Tracker = dict[ComponentType, int]  # how much was freed of each component
 
 
 class ServerArguments(Protocol):
-    """The arguments of a server; those that are refused are read by name (`unsupported`)."""
+    """The arguments of a server; all but the first are refused, read by name (`unsupported`)."""
 
     enable_hierarchical_cache: bool
+    disable_radix_cache: object
+    radix_cache_backend: object
+    hicache_storage_backend: object
+    hicache_host_memory_mode: object
+    enable_lmcache: object
+    enable_flexkv: object
+    enable_unified_cache_external_linker: object
+    enable_session_radix_cache: object
+    enable_streaming_session: object
+    enable_unified_memory: object
+    pp_size: object
+    dp_size: object
+    disaggregation_mode: object
+    enable_multi_layer_eagle: object
+    enable_linear_replayssm_spec: object
 
 
 # Requests.

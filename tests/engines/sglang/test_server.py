@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from cache_layer import LEADS_RUST
 from server import LAUNCH, SERVE, Server, refused, running
 from tiny_model import make_tiny_model
 
@@ -242,7 +243,8 @@ def test_gds_reuses_more_under_pressure(answers):
 def test_the_cores_in_use_are_the_plugins(answers):
     assert "Tree Core: RustUnifiedTreeCore" in answers["off"]["log"]
     for name in ("lru", "gds", "learned"):
-        assert "Tree Core: IndexedRustCore" in answers[name]["log"]
+        core = "IndexedRustCore" if LEADS_RUST else "IndexedPythonCore"
+        assert f"Tree Core: {core}" in answers[name]["log"]
         assert f"statecache: policy {name}, cost 1.862e-05,3.33e-06" in answers[name]["log"]
     assert "statecache: policy" not in answers["off"]["log"]
     assert (

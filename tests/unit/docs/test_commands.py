@@ -42,6 +42,10 @@ RUN_BY_ANOTHER_TEST = {  # the file, and what it holds if it still does so
     "statecache fit --url": ("tests/unit/tools/test_fit.py", "fit_command(None, url"),
     "statecache ab --experiment sessions": ("tests/unit/ab/test_experiments.py", "sessions"),
     "statecache ab --experiment tuned": ("tests/unit/ab/test_toy_engine.py", "tuned"),
+    "statecache doctor --engine-source": (
+        "tests/unit/tools/test_engine_source.py",
+        '"--engine-source", place',
+    ),
     "python tests/bench/default_policy_table.py": (
         "tests/unit/ab/test_default_policy_table.py",
         "default_policy_table.py",
@@ -58,6 +62,7 @@ NOT_RUN = {
     "make demo": "minutes; its first half is the two commands at the top of README",
     "python tests/bench/learned_table.py": "a minute on recorded traces; tests/golden holds them",
     "python tests/bench/learned_random.py": "half an hour; the policy's rules are tests",
+    "python tests/engines/look_at_wheels.py": "downloads wheels of 0.5 GB",
     "pip install '.[": "downloads what is installed here already",
 }
 

@@ -4,6 +4,9 @@ import ast
 from pathlib import Path
 
 import statecache_sglang
+from statecache.engine.views import members_of
+from statecache_sglang.unsupported import REFUSED, REFUSED_WITH_INT8
+from statecache_sglang.views import ServerArguments
 
 ADAPTER = Path(statecache_sglang.__file__).parent
 LOADERS = {"load", "import_module", "__import__"}
@@ -36,3 +39,8 @@ def test_sglang_is_imported_by_the_seams_alone() -> None:
         if imports_the_engine(file)
     }
     assert found == {"seams", "bench"}
+
+
+def test_every_argument_that_is_refused_is_a_seam() -> None:
+    """One that was renamed would go through, or stop a server with a traceback."""
+    assert {*members_of(ServerArguments)} >= {*REFUSED, *REFUSED_WITH_INT8}
