@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import lzma
 import platform
+import struct
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Sequence
@@ -28,10 +30,13 @@ __all__ = ["FLAG", "examine_source", "probe_source"]
 FLAG = "--engine-source"
 _BELOW = ("", "python", "src")  # where a checkout has its package
 _IDENTITY = {"abstractmethod", "final", "override"}  # decorators that return what they are given
-_UNREADABLE = (SyntaxError, ValueError, RecursionError)
+_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)  # as the parser says it
 _BROKEN_FILE = (
     zipfile.BadZipFile,
     zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    ValueError,
     OSError,
     EOFError,
     NotImplementedError,
@@ -46,6 +51,7 @@ def examine_source(path: Path, engine: str | None = None) -> Report:
     """
     asked = [spec for spec in engines().values() if engine in (None, spec.name)]
     found: dict[str, EngineFound] = {}
+    shown = escape_control_chars(str(path))
     try:
         for spec in asked:
             root = _root(path, spec.name)
@@ -53,12 +59,13 @@ def examine_source(path: Path, engine: str | None = None) -> Report:
                 states = dict(probe_source(SourceTree(root), spec.seams, spec.views))
                 version = _version(path if path.is_file() else Path(str(root)), spec.name)
                 found[spec.name] = EngineFound(version, list(spec.tested_versions), states)
+    except SettingsError:
+        raise
     except _BROKEN_FILE as error:
-        reason = escape_control_chars(str(error)) or type(error).__name__
-        raise SettingsError(f"{FLAG}: {path} cannot be read ({reason})") from error
+        raise SettingsError(f"{FLAG}: {shown} cannot be read ({_reason(error)})") from error
     if not found:
         missing = " and no ".join(spec.title for spec in asked)
-        raise SettingsError(f"{FLAG}: there is no {missing} in {path}")
+        raise SettingsError(f"{FLAG}: there is no {missing} in {shown}")
     findings: list[Finding] = []
     for name, looked in found.items():
         findings += judge_engine(engines()[name], looked)
@@ -91,7 +98,7 @@ def _state(tree: SourceTree, target: str, seam: Seam) -> str:
             return "missing"
         return seam.judge(_Written(owner, path.rpartition(".")[2], found))
     except _UNREADABLE as error:
-        return f"missing ({escape_control_chars(str(error))})"
+        return f"missing ({_reason(error)})"
 
 
 class _Written:
@@ -174,7 +181,7 @@ def _missing(tree: SourceTree, view: View) -> list[str]:
             raise SeamError(f"{view.target} is missing")
         return _lacking(found, members_of(view.protocol), [*_codes(tree, view.assigned_in)])
     except _UNREADABLE as error:
-        raise SeamError(f"{view.target}: {error}") from error
+        raise SeamError(f"{view.target}: {_reason(error)}") from error
 
 
 def _codes(tree: SourceTree, places: Sequence[str]) -> Iterator[CodeType]:
@@ -187,15 +194,23 @@ def _codes(tree: SourceTree, places: Sequence[str]) -> Iterator[CodeType]:
             yield found.code
 
 
+def _reason(error: Exception) -> str:
+    return escape_control_chars(str(error)) or type(error).__name__
+
+
 def _root(path: Path, package: str) -> Path | zipfile.Path | None:
     """Return what has a package in it: in a wheel, a folder, a checkout, or above the package."""
     if path.is_file():
         if not zipfile.is_zipfile(path):
-            raise SettingsError(f"{FLAG}: {path} is no wheel and no folder")
+            raise SettingsError(
+                f"{FLAG}: {escape_control_chars(str(path))} is no wheel and no folder"
+            )
         inside = zipfile.Path(path)
         return inside if (inside / package / "__init__.py").is_file() else None
     if not path.is_dir():
-        raise SettingsError(f"{FLAG}: there is no folder and no wheel {path}")
+        raise SettingsError(
+            f"{FLAG}: there is no folder and no wheel {escape_control_chars(str(path))}"
+        )
     if path.name == package and (path / "__init__.py").is_file():
         return path.absolute().parent
     roots = (path / below for below in _BELOW)
@@ -207,8 +222,9 @@ def _version(place: Path, package: str) -> str:
     names: dict[str, str] = {}
     own = package.replace("_", "-")
     for distribution in importlib.metadata.distributions(path=[str(place)]):
-        name = distribution.metadata["Name"].lower().replace("_", "-")
-        if name == own or name.startswith(f"{own}-"):
-            names[name] = distribution.version
+        said, version = distribution.metadata["Name"], distribution.metadata["Version"]
+        name = (said or "").lower().replace("_", "-")
+        if version and (name == own or name.startswith(f"{own}-")):
+            names[name] = version
     found = names.get(own) or next(iter(names.values()), "unknown")
     return found.partition("+")[0]

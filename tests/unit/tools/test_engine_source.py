@@ -422,6 +422,65 @@ def test_bad_input_is_one_line(toy: str, tmp_path: Path, capsys, monkeypatch):
         assert (code, lines) == (2, [])
         assert errors.startswith(f"statecache: --engine-source: {said}")
         assert errors.count("\n") == 1
+    odd = tmp_path / "a\nb\x1b[2J"
+    for made in (False, True):
+        if made:
+            odd.mkdir()
+        code, lines, errors = ask(capsys, monkeypatch, "--engine-source", odd)
+        assert (code, lines, errors.count("\n")) == (2, [], 1)
+        assert "\x1b" not in errors
+        assert r"a\nb" in errors
     both = ("--engine-source", tmp_path, "--url", "http://localhost:3")
     code, _, errors = ask(capsys, monkeypatch, *both)
     assert (code, errors) == (2, "statecache: --engine-source and --url: give one of them\n")
+
+
+def damaged(folder: Path, whole: bytes, at: int, put: bytes) -> Path:
+    wheel = folder / "damaged.whl"
+    wheel.write_bytes(whole[:at] + put + whole[at + len(put) :])
+    return wheel
+
+
+def test_a_wheel_that_is_damaged_anywhere_is_one_line_or_a_verdict(
+    toy: str, tmp_path: Path, capsys, monkeypatch
+):
+    """Every eighth of its bytes, in turn, is another one."""
+    for kind in (zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2):
+        with zipfile.ZipFile(tmp_path / "t.whl", "w", kind) as file:
+            file.write(tmp_path / toy / "pool.py", f"{toy}/pool.py")
+            file.writestr(f"{toy}/__init__.py", "")
+            file.writestr(f"{toy}-1.0.dist-info/METADATA", f"Name: {toy}\nVersion: 1.0\n")
+        whole = (tmp_path / "t.whl").read_bytes()
+        for at in range(0, len(whole), 8):
+            wheel = damaged(tmp_path, whole, at, bytes([whole[at] ^ 0x95]))
+            code, lines, errors = ask(capsys, monkeypatch, "--engine-source", wheel)
+            assert code in (0, 1, 2)
+            assert (errors.count("\n"), bool(lines)) == ((1, False) if code == 2 else (0, True))
+
+
+def test_metadata_that_names_nothing_beside_a_package_is_passed_over(
+    toy: str, tmp_path: Path, capsys, monkeypatch
+):
+    """As an interrupted uninstallation leaves it."""
+    for name, text in (("gone", None), (toy, "Name: " + toy), ("other", "Version: 3")):
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        if text is not None:
+            (info / "METADATA").write_text(text)
+    code, lines, errors = ask(capsys, monkeypatch, "--engine-source", tmp_path)
+    assert (code, errors) == (0, "")
+    assert "Toy unknown: 1 of 2 seams are in place" in lines[2]
+
+
+def test_source_that_the_parser_gives_up_on_is_missing(tmp_path: Path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/__init__.py").write_text("")
+    for text in (
+        "x = " + "-" * 200_000 + "1",
+        "x = " + "(" * 5_000,
+        "x\0y",
+        "x = 1" + "+1" * 99_999,
+    ):
+        (tmp_path / "deep/er.py").write_text(text)
+        ((_, state),) = probe_source(SourceTree(tmp_path), [Seam("deep.er", "A.b")])
+        assert state.startswith("missing"), text[:20]
