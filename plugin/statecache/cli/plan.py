@@ -21,10 +21,16 @@ from statecache.cli.output import (
     whole_file,
 )
 from statecache.engine.spec import engine_named, engines
-from statecache.errors import SettingsError
+from statecache.errors import SettingsError, escape_control_chars
 from statecache.replay.prefix_tree import PrefixTree
 from statecache.replay.report import TraceIdentity
-from statecache.sizing.model_config import DTYPE_BYTES, HybridModel, read_model, sizing_of
+from statecache.sizing.model_config import (
+    DRAFT_KEYS,
+    DTYPE_BYTES,
+    HybridModel,
+    read_model,
+    sizing_of,
+)
 from statecache.sizing.splits import Demand, Split, best_splits, rated_splits
 from statecache.trace.format import BLOCK_TOKENS, read_trace
 
@@ -126,8 +132,14 @@ def plan_command(
         check_output("--json", json, trace)
     if chunk < BLOCK_TOKENS or chunk % BLOCK_TOKENS:
         raise SettingsError(f"--chunk: {chunk} is no multiple of {BLOCK_TOKENS}: give e.g. 8192")
+    shapes = read_model(model, tp)
+    if draft_tokens and not shapes.draft_layers:
+        raise SettingsError(
+            f"--draft-tokens: {escape_control_chars(str(model))}: this model has no drafter of its"
+            f" own ({' or '.join(DRAFT_KEYS)}): leave the flag out"
+        )
     demand = Demand(
-        model=read_model(model, tp),
+        model=shapes,
         memory_bytes=_memory(memory),
         engines=[engine_named(name).name for name in split_at_commas(engine or [*engines()])],
         shares=_percents(split or ["5,10,20,30,40,60"]),

@@ -13,10 +13,20 @@ from statecache.checkpoint.formats import format_named
 from statecache.engine.spec import engine_named, load
 from statecache.errors import SettingsError, escape_control_chars
 
-__all__ = ["DTYPE_BYTES", "FAMILIES", "HybridModel", "model_of", "read_model", "sizing_of"]
+__all__ = [
+    "DRAFT_KEYS",
+    "DTYPE_BYTES",
+    "FAMILIES",
+    "HybridModel",
+    "model_of",
+    "read_model",
+    "sizing_of",
+]
 
 STATE_DTYPES = ("float32", "bfloat16", "float16")
 DTYPE_BYTES = {**{name: STATE_BYTES[name] for name in STATE_DTYPES}, "fp8": 1}
+DRAFT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+_ALWAYS_DRAFT = ("qwen3_next", "qwen3_5")  # families that have a drafter unless a key says 0
 
 
 class HybridModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,8 +34,8 @@ class HybridModel(msgspec.Struct, frozen=True, kw_only=True):
 
     `named_state_dtype` is the type of the temporal state that the file asks for, by the key that
     asks for it: engines read different ones. Of `conv_values` each of `conv_columns` tokens has its
-    share. `draft_layers` are those that a model's own drafter
-    (MTP) has, each with attention like the others.
+    share. `draft_layers` are those that a model's own drafter (MTP) has, each with attention like
+    the others; 0 for a model without one.
     """
 
     family: str
@@ -99,14 +109,15 @@ class _Config:
         """Return the first of these that is there and not null, or None."""
         return next((v for name in names if (v := self._keys.get(name)) is not None), None)
 
-    def number(self, *names: str, default: int | None = None) -> int:
+    def number(self, *names: str, default: int | None = None, least: int = 1) -> int:
         value = self.get(*names)
         if value is None:
             value = default
         if value is None:
             raise self.error(f"lacks {' or '.join(names)}, which a {self.family} model needs")
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-            raise self.error(f"{names[0]} is {value!r}: a number from 1 up is expected")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+            found = next((name for name in names if self.get(name) is not None), names[0])
+            raise self.error(f"{found} is {value!r}: a number from {least} up is expected")
         return value
 
     def split(self, what: str, count: int) -> int:
@@ -347,6 +358,8 @@ def _model(
         temporal=temporal,
         kv_values=kv,
         conv_columns=max(kernel - 1, 1),
-        draft_layers=config.number("num_nextn_predict_layers", "mtp_num_hidden_layers", default=1),
+        draft_layers=config.number(
+            *DRAFT_KEYS, default=1 if config.family in _ALWAYS_DRAFT else 0, least=0
+        ),
         named_state_dtype=named,
     )

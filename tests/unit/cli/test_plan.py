@@ -289,6 +289,10 @@ def test_the_same_input_gives_the_same_bytes(folder):
         (("--json", "/nowhere/x"), "--json: there is no directory /nowhere: create it"),
         (("--tp", "3"), "16 key heads cannot be shared by --tp 3 ranks"),
         (("--tp", "0"), "--tp"),
+        (("--draft-tokens", "-1"), "--draft-tokens"),
+        (("--draft-tokens", "many"), "--draft-tokens"),
+        (("--draft-tokens", "1e9"), "--draft-tokens"),
+        (("--draft-tokens", "1000000000"), "do not hold the states of 16 running requests"),
     ],
 )
 def test_what_is_refused_is_one_line(folder, words, problem):
@@ -297,6 +301,37 @@ def test_what_is_refused_is_one_line(folder, words, problem):
     assert problem in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("key", ["num_nextn_predict_layers", "mtp_num_hidden_layers"])
+def test_a_model_may_have_no_layers_for_drafts(folder, tmp_path, key):
+    """As published files say it: planned for like any other, and without drafts."""
+    (tmp_path / "c.json").write_text(json.dumps(QWEN3_NEXT | {key: 0}))
+    words = ("--engine", "sglang", "--split", "20", "--limit", "40", "--model")
+    assert plan(folder, *words, tmp_path / "c.json").stdout == plan(folder, *words, folder).stdout
+    done = plan(folder, *words, tmp_path / "c.json", "--draft-tokens", "0")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = plan(folder, *words, tmp_path / "c.json", "--draft-tokens", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"statecache: --draft-tokens: {tmp_path / 'c.json'}: this model has no drafter of its own"
+        " (num_nextn_predict_layers or mtp_num_hidden_layers): leave the flag out\n"
+    )
+    (tmp_path / "c.json").write_text(json.dumps(QWEN3_NEXT | {key: -1}))
+    done = plan(folder, *words, tmp_path / "c.json")
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"c.json: {key} is -1: a number from 0 up is expected\n")
+
+
+@pytest.mark.parametrize("name", ["kimi_linear", "nemotron_h", "granite", "falcon_h1"])
+def test_drafts_are_refused_for_a_family_without_a_drafter(folder, tmp_path, name):
+    (tmp_path / "c.json").write_text(json.dumps(PUBLISHED[name]))
+    words = ("--model", tmp_path / "c.json", "--draft-tokens", "2")
+    done = plan(folder, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "this model has no drafter of its own" in done.stderr
+    (tmp_path / "c.json").write_text(json.dumps(PUBLISHED[name] | {"num_nextn_predict_layers": 1}))
+    assert plan(folder, *words, "--limit", "40", "--split", "20").returncode == 0
 
 
 @pytest.mark.parametrize(
