@@ -222,6 +222,7 @@ def admit_all_or_none(
     with prefill_chunks.cut_first_chunk(adder, req, alone=alone):
         result = original(adder, req, has_chunked_req, *args, **kwargs)
     if adder.can_run_list and adder.can_run_list[-1] is req:
+        speculation.begin(req)
         reporting.admitted(adder.tree_cache, req)
         if side is not None:
             side.admitted(adder.tree_cache, req)

@@ -19,7 +19,7 @@ from statecache_sglang.views import DecodeBatch, Request, ResultProcessor, Verif
 if TYPE_CHECKING:
     from statecache_sglang.scheduler_side import SchedulerSide
 
-__all__ = ["is_past_stop", "live_tokens", "note_uncached", "note_verified"]
+__all__ = ["begin", "is_past_stop", "live_tokens", "note_uncached", "note_verified"]
 
 _DRAFT_TOKENS = MetricKey.DRAFT_TOKENS.value
 _ACCEPTED_TOKENS = MetricKey.ACCEPTED_TOKENS.value
@@ -38,7 +38,8 @@ def note_verified(
     kept = original(processor, result, batch)
     beside = result.num_non_draft_tokens_per_req
     accepted = result.num_correct_drafts_per_req_cpu
-    for req, begin, drafts in zip(batch.reqs, begins, accepted, strict=True):
+    # There may be rows of padding behind those of the requests.
+    for req, begin, drafts in zip(batch.reqs, begins, accepted, strict=False):
         if not (req.finished() or req.is_retracted):
             req.statecache_verified_tokens = begin + drafts + beside
     side = scheduler_side_of(processor.tree_cache)
@@ -51,10 +52,15 @@ def _count_drafts(side: SchedulerSide, result: VerifyResult, requests: int) -> N
     width = result.speculative_num_draft_tokens or 0
     drafted = max(width - result.num_non_draft_tokens_per_req, 0)
     side.counts.add(_DRAFT_TOKENS, requests * drafted)
-    side.counts.add(_ACCEPTED_TOKENS, sum(result.num_correct_drafts_per_req_cpu))
+    side.counts.add(_ACCEPTED_TOKENS, sum(result.num_correct_drafts_per_req_cpu[:requests]))
 
 
 _count = BestEffort(_count_drafts)
+
+
+def begin(req: Request) -> None:
+    """A request starts, perhaps again: its state is that of a prefill, not of a verify step."""
+    req.statecache_verified_tokens = 0
 
 
 def live_tokens(req: Request) -> int:
