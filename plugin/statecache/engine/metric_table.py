@@ -136,7 +136,7 @@ METRICS = (
     Metric(
         MetricKey.SKIPS,
         "counter",
-        "States not cached or used: no slot, not finite, off a page, past a stop",
+        "States not cached or used: no slot, not finite, off a page, past a stop, handed on",
         "reason",
     ),
     Metric(MetricKey.CHECKPOINT_STORES, "counter", "States stored in the checkpoint pool", "mode"),

@@ -65,11 +65,12 @@ def share(work, policy: dict, buffer: str, drafter: bool, seed: int) -> float:
             for session, more in work(rng):
                 while session in running.values() or len(running) > 2:
                     loop.step()
-                    for req in loop.served:
-                        histories[running.pop(req.rid)] = [
-                            *req.origin_input_ids,
-                            *req.output_ids_through_stop,
-                        ]
+                    for req in loop.served:  # twice where its next step was launched already
+                        if req.rid in running:
+                            histories[running.pop(req.rid)] = [
+                                *req.origin_input_ids,
+                                *req.output_ids_through_stop,
+                            ]
                     loop.served.clear()
                 prompt = [*histories.get(session, []), *more][-3_500:]
                 running[loop.ask(prompt, rng.randint(10, 60)).rid] = session

@@ -92,7 +92,7 @@ def test_the_files_that_steps_name_are_there(page: str) -> None:
 NAMES = {
     "cpp/include/statecache/state_index.h": "insert touch pin unpin erase begin_walk next_victim "
     "evicted end_walk policy needs_prompts on_prompt",
-    "cpp/src/index/tree_index.h": "TreeIndex lowest rank_changed removing",
+    "cpp/src/index/tree_index.h": "TreeIndex gain_of children_changed lowest rank_changed removing",
     "cpp/src/index/policies.cpp": "kPolicies",
     "plugin/statecache/index/policies.py": "PolicySpec POLICIES REPLAY ENGINE",
     "plugin/statecache/index/reference.py": "ReferenceIndex",

@@ -101,6 +101,14 @@ def test_the_page_describes_each_metric_with_its_kind_and_label() -> None:
     assert described == {name: (metric.kind, metric.label) for name, metric in NAMES.items()}
 
 
+def test_the_page_names_each_reason_of_a_skip() -> None:
+    code = "".join(file.read_text() for file in (ROOT / "integrations").rglob("*.py"))
+    reasons = set(re.findall(r'(?:SKIPS\.of|\bskip)\(\s*"(\w+)"', code))
+    assert {"not_cached", "not_reused", "past_stop", "handed_on"} <= reasons
+    page = (DOCS / "metrics.md").read_text()
+    assert [reason for reason in reasons if f"`{reason}`" not in page] == []
+
+
 EVENTS = {
     "add": lambda counts: counts.add("evictions|policy"),
     "walked": lambda counts: counts.walked(3e-4),
