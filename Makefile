@@ -204,7 +204,8 @@ wheel: $(VENV)/.ready
 
 # The copies of that wheel under another torch than the one it was built with: torch's stable ABI.
 OTHER_TORCH := 2.14.1
-COPIES_TESTS := tests/unit/checkpoint/test_ops.py tests/unit/checkpoint/test_pool.py \
+COPIES_TESTS := tests/unit/checkpoint/test_ops.py tests/unit/checkpoint/test_ops_loading.py \
+  tests/unit/checkpoint/test_ops_refusals.py tests/unit/checkpoint/test_pool.py \
   tests/unit/checkpoint/test_reference.py tests/property/test_checkpoint_error.py tests/property/test_pools.py
 other-torch: wheel
 	rm -rf build/other-torch && $(PY) -m venv build/other-torch

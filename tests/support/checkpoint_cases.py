@@ -73,3 +73,18 @@ def check_a_pool(device, mode, dtype):
     if mode == "native":
         assert same_bits(temporal[:, [3, 4]], temporal[:, [1, 0]])
     assert is_close(temporal[:, [3, 4]], temporal[:, [1, 0]])
+
+
+def vector(slots):
+    return torch.tensor(slots, dtype=torch.int64)
+
+
+def store(copies, active, tensors, active_slots, slots):
+    report = torch.zeros(len(slots), dtype=torch.int32)
+    copies.store(active, *tensors, report, vector(active_slots), vector(slots))
+    return report.tolist()
+
+
+def move(copies, source, target, source_slots, target_slots, slot_dim):
+    slots = vector(source_slots), vector(target_slots)
+    copies.move([source], [target], *slots, [slot_dim], None)

@@ -1,20 +1,20 @@
 """The native copies against the plain torch reference, bit for bit."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
-from statecache.checkpoint import ops as checkpoint_ops
-from statecache.checkpoint.ops import (
-    NON_FINITE,
-    STORED,
-    native_ops,
-    ops_for,
-    plain_ops,
+from statecache.checkpoint.ops import NON_FINITE, STORED, native_ops, plain_ops
+from support.checkpoint_cases import (
+    DTYPES,
+    LAYERS,
+    SLOTS,
+    make_state,
+    move,
+    pool_tensors,
+    same_bits,
+    store,
+    vector,
 )
-from support.checkpoint_cases import DTYPES, LAYERS, SLOTS, make_state, pool_tensors, same_bits
 
 SHAPES = [
     (1, 64, 64),
@@ -25,24 +25,15 @@ SHAPES = [
     (1, 256, 520),
     (4, 64, 128),
 ]
+
+
 ACTIVE_SLOTS = [3, -1, 0, 4, 2]
+
+
 CHECKPOINT_SLOTS = [1, 0, 6, -1, 2]
+
+
 EXPECTED_REPORT = [STORED, 0, STORED, 0, STORED]
-
-
-def vector(slots):
-    return torch.tensor(slots, dtype=torch.int64)
-
-
-def store(copies, active, tensors, active_slots, slots):
-    report = torch.zeros(len(slots), dtype=torch.int32)
-    copies.store(active, *tensors, report, vector(active_slots), vector(slots))
-    return report.tolist()
-
-
-def move(copies, source, target, source_slots, target_slots, slot_dim):
-    slots = vector(source_slots), vector(target_slots)
-    copies.move([source], [target], *slots, [slot_dim], None)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -201,141 +192,6 @@ def test_rows_that_are_not_there_are_not_reported():
         assert report.tolist() == [0]
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"targets": [torch.zeros(3, 4)]}, "as many sources as targets"),
-        ({"slot_dims": [0]}, "as many sources as targets"),
-        ({"targets": [torch.zeros(3, 4), torch.zeros(4, 4)]}, "differ in slots"),
-        ({"sources": [torch.ones(3, 4), torch.ones(2, 4)]}, "differ in slots"),
-        ({"targets": [torch.zeros(3, 4), torch.zeros(3, 5)]}, "rows differ in shape"),
-        ({"report": torch.zeros(1, dtype=torch.int32)}, "one entry a listed slot"),
-    ],
-)
-def test_rows_that_do_not_go_together_are_refused_before_any_moves(change, reason):
-    good = {
-        "sources": [torch.ones(3, 4), torch.ones(3, 4)],
-        "targets": [torch.zeros(3, 4), torch.zeros(3, 4)],
-        "source_slots": vector([0, 1]),
-        "target_slots": vector([1, 2]),
-        "slot_dims": [0, 0],
-        "report": torch.zeros(2, dtype=torch.int32),
-    }
-    arguments = good | change
-    with pytest.raises(RuntimeError, match=reason):
-        native_ops().move(*arguments.values())
-    assert all(target.abs().sum() == 0 for target in arguments["targets"])
-
-
-def test_arguments_that_do_not_fit_are_refused():
-    active = torch.ones(1, 2, 1, 8, 8)
-    quantized, scale = pool_tensors(1, 2, 1, 8, 8, torch.float32)
-    copies = native_ops()
-    for bad_active, bad_quantized, bad_scale, reason in [
-        (active.double(), quantized, scale, "float32, float16 or bfloat16"),
-        (active.bfloat16(), quantized, scale, "scales do not fit"),
-        (active, quantized[:, :, :, :, :4], scale, "do not fit the active"),
-        (active.transpose(3, 4), quantized, scale, "without gaps"),
-        (torch.ones(1, 2, 1, 8, 12), quantized, scale, "multiples of 8"),
-    ]:
-        with pytest.raises(RuntimeError, match=reason):
-            store(copies, [bad_active], (bad_quantized, bad_scale), [0], [0])
-    with pytest.raises(RuntimeError, match="no state tensor"):
-        copies.load(quantized, scale, [], torch.tensor([0]), torch.tensor([0]))
-
-
-def argument_sets():
-    """Return good arguments of the copies by name, and the report that a store makes of them."""
-    quantized, scale = pool_tensors(2, 3, 1, 8, 8, torch.float32)
-    return {
-        "active": [torch.ones(2, 3, 1, 8, 8)],
-        "quantized": quantized,
-        "scale": scale,
-        "report": torch.zeros(2, dtype=torch.int32),
-        "active_slots": vector([0, 1]),
-        "slots": vector([1, 2]),
-    }
-
-
-BAD_STORES = [
-    ({"report": torch.zeros(1, dtype=torch.int32)}, "one entry a listed slot"),
-    ({"report": torch.zeros(3, dtype=torch.int32)}, "one entry a listed slot"),
-    ({"report": torch.zeros(2, dtype=torch.int64)}, "one entry a listed slot"),
-    ({"report": torch.zeros(4, dtype=torch.int32)[::2]}, "one entry a listed slot"),
-    ({"slots": vector([1])}, "two int64 vectors of one length"),
-    ({"slots": vector([1, 2, 0])}, "two int64 vectors of one length"),
-    ({"slots": vector([1, 2]).int()}, "two int64 vectors of one length"),
-    ({"slots": vector([1, 0, 2, 0])[::2]}, "two int64 vectors of one length"),
-    ({"active_slots": vector([1])}, "two int64 vectors of one length"),
-    ({"quantized": torch.zeros(1, 3, 1, 8, 8, dtype=torch.int8)}, "do not fit the active"),
-    ({"quantized": torch.zeros(3, 3, 1, 8, 8, dtype=torch.int8)}, "do not fit the active"),
-    ({"quantized": torch.zeros(2, 3, 2, 8, 8, dtype=torch.int8)}, "do not fit the active"),
-    ({"quantized": torch.zeros(2, 3, 1, 8, 16, dtype=torch.int8)[..., ::2]}, "do not fit the act"),
-    ({"scale": torch.zeros(1, 3, 1, 1, 8)}, "scales do not fit"),
-    ({"scale": torch.zeros(2, 2, 1, 1, 8)}, "scales do not fit"),
-    ({"scale": torch.zeros(2, 3, 1, 1, 16)[..., ::2]}, "scales do not fit"),
-    ({"active": [torch.ones(2, 3, 1, 8, 16)[..., :8]]}, "without gaps"),
-    ({"active": [torch.ones(3, 1, 8, 8), torch.ones(2, 1, 8, 8)]}, "layers differ"),
-    ({"active": [torch.ones(3, 1, 8, 8), torch.ones(3, 2, 8, 8)[:, :1]]}, "layers differ"),
-    (
-        {
-            "active": [torch.ones(2, 3, 1, 8, 8).expand(2, 3, 1 << 31, 8, 8)],
-            "quantized": torch.zeros(2, 3, 1, 8, 8, dtype=torch.int8).expand(2, 3, 1 << 31, 8, 8),
-            "scale": torch.zeros(2, 3, 1, 1, 8).expand(2, 3, 1 << 31, 1, 8),
-        },
-        "too many heads",
-    ),
-]
-
-
-@pytest.mark.parametrize(("bad", "reason"), BAD_STORES)
-def test_a_store_that_would_leave_its_tensors_is_refused(bad, reason):
-    good = argument_sets()
-    arguments = good | bad
-    with pytest.raises(RuntimeError, match=reason):
-        native_ops().store(*arguments.values())
-    assert good["quantized"].abs().sum() == 0
-    if "report" in bad:
-        return
-    with pytest.raises(RuntimeError, match=reason):
-        native_ops().load(
-            arguments["quantized"],
-            arguments["scale"],
-            arguments["active"],
-            arguments["slots"],
-            arguments["active_slots"],
-        )
-    assert (good["active"][0] == 1).all()
-
-
-BAD_MOVES = [
-    (torch.zeros(1, 3, 4), vector([1, 2]), 1, "differ in layers"),
-    (torch.zeros(3, 3, 4), vector([1, 2]), 1, "differ in layers"),
-    (torch.zeros(2, 3, 2), vector([1, 2]), 1, "rows differ in shape"),
-    (torch.zeros(2, 3, 8), vector([1, 2]), 1, "rows differ in shape"),
-    (torch.zeros(2, 3, 8)[..., ::2], vector([1, 2]), 1, "without gaps"),
-    (torch.zeros(2, 3, 4, 1), vector([1, 2]), 1, "differ in shape"),
-    (torch.zeros(2, 3, 4).double(), vector([1, 2]), 1, "differ in shape, type"),
-    (torch.zeros(2, 3, 4), vector([1]), 1, "of one length"),
-    (torch.zeros(2, 3, 4), vector([1, 2]).int(), 1, "two int64 vectors"),
-    (torch.zeros(2, 3, 4), vector([1, 2]), 2, "dimension 0 or 1"),
-]
-
-
-@pytest.mark.parametrize(("target", "target_slots", "slot_dim", "reason"), BAD_MOVES)
-def test_a_move_that_would_leave_its_tensors_is_refused(target, target_slots, slot_dim, reason):
-    source = torch.ones(2, 3, 4)
-    with pytest.raises(RuntimeError, match=reason):
-        native_ops().move([source], [target], vector([0, 1]), target_slots, [slot_dim], None)
-    assert target.abs().sum() == 0
-
-
-def test_a_move_from_rows_with_gaps_is_refused():
-    source, target = torch.ones(2, 3, 8)[..., ::2], torch.zeros(2, 3, 4)
-    with pytest.raises(RuntimeError, match="without gaps"):
-        move(native_ops(), source, target, [0], [0], 1)
-
-
 def test_slots_beyond_their_pool_are_skipped():
     for copies in (native_ops(), plain_ops()):
         active = [torch.ones(1, 2, 1, 8, 8)]
@@ -347,15 +203,6 @@ def test_slots_beyond_their_pool_are_skipped():
         moved = torch.zeros(1, 2, 4)
         move(copies, torch.ones(1, 3, 4), moved, [3, 2], [0, 2], 1)
         assert moved.abs().sum() == 0
-
-
-@pytest.mark.parametrize("name", ["active", "quantized", "scale", "report", "slots"])
-def test_a_meta_tensor_among_others_is_refused(name):
-    arguments = argument_sets()
-    value = arguments[name]
-    arguments[name] = [value[0].to("meta")] if isinstance(value, list) else value.to("meta")
-    with pytest.raises(RuntimeError, match="lie on cpu, meta"):
-        native_ops().store(*arguments.values())
 
 
 @pytest.mark.parametrize("empty", ["layers", "heads", "listed"])
@@ -383,71 +230,3 @@ def test_torch_traces_through_the_copies():
         ops.checkpoint_move.default,
         ([active], [active.clone()], slots, slots.flip(0), [1], report),
     )
-
-
-def test_the_package_imports_without_torch():
-    code = "import sys; import statecache; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_without_the_native_copies_the_loader_says_why_and_uses_plain_torch():
-    code = """
-import logging, sys
-sys.modules["statecache._checkpoint_ops"] = None
-logging.basicConfig(format="%(levelname)s %(message)s")
-from statecache.checkpoint.ops import ops_for, native_ops
-print(ops_for("cpu").name, ops_for("cpu").name)
-try:
-    native_ops()
-except ImportError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("torch torch\nstatecache was installed without its checkpoint")
-    assert done.stderr.count("WARNING") == 1
-    assert "or STATECACHE_OPS=OFF was set" in done.stderr
-    again = "pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation statecache"
-    assert again in done.stderr
-
-
-def test_native_copies_that_do_not_load_are_told_apart():
-    code = """
-import sys
-from importlib.machinery import ModuleSpec
-
-class Broken:
-    def find_spec(self, name, path=None, target=None):
-        return ModuleSpec(name, self) if name == "statecache._checkpoint_ops" else None
-    def create_module(self, spec):
-        raise ImportError("libtorch_cpu.so: undefined symbol: x")
-    def exec_module(self, module):
-        pass
-
-sys.meta_path.insert(0, Broken())
-from statecache.checkpoint.ops import native_ops
-try:
-    native_ops()
-except ImportError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "are installed but do not load (libtorch_cpu.so: undefined symbol: x)" in done.stdout
-    assert f"this is {torch.__version__}" in done.stdout
-    assert "--no-build-isolation" in done.stdout
-    assert "STATECACHE_TORCH_DIR" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("capability", "native"), [((7, 5), False), ((8, 0), True), ((9, 0), True)]
-)
-def test_gpus_that_are_too_old_use_plain_torch(capability, native, monkeypatch, caplog):
-    monkeypatch.setattr(checkpoint_ops, "_operators", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    copies = ops_for.__wrapped__("cuda:1")
-    assert copies.name == ("native" if native else "torch")
-    assert ("need compute capability 8.0, not (7, 5)" in caplog.text) != native
-
-
-def test_a_device_without_a_kernel_uses_plain_torch(caplog):
-    assert ops_for("xpu") is plain_ops()
-    assert "without checkpoint kernels for xpu" in caplog.text
