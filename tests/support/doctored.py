@@ -1,15 +1,26 @@
-"""Runs the doctor on an installation that was changed."""
+"""Runs the doctor on an installation that was changed, and before small servers."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 import statecache
 
 INSTALLED = Path(statecache.__file__).parent
+WITHOUT_ENGINE = pytest.mark.skipif(
+    any(find_spec(name) for name in ("sglang", "vllm")), reason="an engine is installed here"
+)
+# A line of a server's metrics, its value left out.
+ACTIVE = 'statecache_active{engine="sglang",policy="gds",pid="7"} '
 
 
 def doctor(*arguments: object, path: Path | None = None, **variables: str):
@@ -42,3 +53,26 @@ def planted(folder: Path, broken: str, content: bytes | None) -> Path:
     else:
         found.unlink()
     return folder
+
+
+@contextmanager
+def server(status: int, body: str):
+    """Answers /metrics only."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/metrics" else 418)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as made:
+        thread = threading.Thread(target=made.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{made.server_address[1]}"
+        finally:
+            made.shutdown()
+            thread.join()
