@@ -15,7 +15,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from test_worker_side import store_over
+from stored import store_over
 
 import statecache
 from statecache.checkpoint.pool import CheckpointPool

@@ -9,7 +9,7 @@ import random
 
 import pytest
 from scheduled import Run, without_states, words
-from test_worker_side import copy, store_over
+from stored import copy, store_over
 from vllm.v1.request import RequestStatus
 
 from statecache.replay.prefix_tree import PrefixTree
