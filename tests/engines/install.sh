@@ -29,13 +29,22 @@ name_vllm() { # PACKAGES VERSION
   : >"$1/vllm-$2+cpu.dist-info/RECORD"
 }
 
+# What is made anew is a virtual environment, and nothing else that happens to have the name.
+remove_old() { # VENV
+  if [ -e "$1" ] && [ ! -f "$1/pyvenv.cfg" ]; then
+    echo "install.sh: $1 is there and is no virtual environment" >&2
+    exit 2
+  fi
+  rm -rf "$1"
+}
+
 packages_of() { # VENV
   "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'
 }
 
 if [ ! -f "$base/$stamp" ]; then
   echo "Installing SGLang and vLLM for CPUs in $base: a minute or two, 4 GB" >&2
-  rm -rf "$base"
+  remove_old "$base"
   python3 -m venv "$base"
   "$base/bin/pip" install -q uv==0.13.9
   # Without compiled bytecode each engine start costs 15 s more.
@@ -49,7 +58,7 @@ STATECACHE_OPS=ON STATECACHE_CUDA=OFF "$base/bin/pip" install -q --no-build-isol
   -C "build-dir=$root/build/engines" "$root"
 
 if [ "$base" != "$venv" ] && [ ! -f "$venv/$stamp" ]; then
-  rm -rf "$venv"
+  remove_old "$venv"
   python3 -m venv --without-pip "$venv"
   packages=$(packages_of "$venv")
   add() { "$base/bin/python" -m pip install -q --no-deps --only-binary :all: --target "$packages" "$1"; }
