@@ -60,6 +60,10 @@ class SglangSplits(EngineSplits):
         flags += [f"--tp-size {demand.ranks}"] if demand.ranks > 1 else []
         flags += ["--kv-cache-dtype fp8_e4m3"] if demand.kv_dtype == "fp8" else []
         if demand.draft_tokens:
-            flags.append(f"--speculative-num-draft-tokens {demand.draft_tokens + 1}")
+            flags.append(
+                f"--speculative-algorithm NEXTN --speculative-num-steps {demand.draft_tokens}"
+                " --speculative-eagle-topk 1"
+                f" --speculative-num-draft-tokens {demand.draft_tokens + 1}"
+            )
         flags += [f"--mamba-ssm-dtype {demand.state_dtype}"] if demand.state_dtype else []
         return self.build_split(kind, share, slots, kv_bytes, row.hit_tokens, row.rejected, flags)

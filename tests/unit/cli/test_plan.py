@@ -92,7 +92,11 @@ def test_a_drafter_takes_states_for_its_drafts_and_kv_of_its_own_layer(folder):
         reserved = INT8 if split["states"] == "int8" else 0
         assert active + split["kept_bytes"] + reserved + split["kv_bytes"] == 12 * GIB
         assert split["kv_tokens"] == split["kv_bytes"] // token
-        assert "--speculative-num-draft-tokens 4" in split["flags"]
+        drafting = (
+            "--speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1"
+            " --speculative-num-draft-tokens 4"
+        )
+        assert drafting in split["flags"]
 
 
 def test_vllm_keeps_a_state_for_each_draft_and_widens_the_convolution(folder):
