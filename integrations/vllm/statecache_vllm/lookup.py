@@ -61,6 +61,7 @@ class Lookup:
             for group in layout.state_groups
         ]
         self._found: FoundBlocks | None = None
+        self._kv: tuple[dict[int, list[KVCacheBlock]], int] | None = None  # of the same request
         self._most = 0  # tokens that the request that is being looked up may hit
         self._follows_prompts = find_policy(settings.policy).needs_prompts
         self._resident: dict[str, int] = {}  # tokens of a request whose KV was there
@@ -85,7 +86,7 @@ class Lookup:
 
         A hit has less than all tokens of the request, and no more than a limit (from vLLM 0.33 on).
         """
-        self._found = None
+        self._found = self._kv = None
         if self._still_waits(request):
             return self._manager.empty_kv_cache_blocks, 0, 0
         self._most = request.num_tokens - 1
@@ -108,11 +109,17 @@ class Lookup:
         return max(hit, resident)
 
     def _reach_and_loss(self, request: Request, found: FoundBlocks) -> tuple[int, int]:
-        """Return that, and the tokens of the block behind it, if it is cached and not used."""
+        """Return that, and the tokens of the block behind a hit that goes as far, if it is cached.
+
+        A hit that ends before lacks a state: what is behind `reach` is not lost to the drafter.
+        """
         layout, pool = self._layout, self._manager.block_pool
         reach = self._reach(request, found)
         tokens = (reach // layout.block_tokens + 1) * layout.block_tokens
-        if tokens >= request.num_tokens or not self._manager.prefix_cache_lookup_enabled(request):
+        missed = found[1] < reach  # for want of a state, drafter or not
+        if missed or tokens >= request.num_tokens:
+            return reach, 0
+        if not self._manager.prefix_cache_lookup_enabled(request):
             return reach, 0
         cached = pool.cached_block_hash_to_block.get_one_block
         keys = [self._key_at(request, tokens, group) for group in layout.attention_groups]
@@ -242,14 +249,18 @@ class Lookup:
     def _kv_of(self, request: Request) -> tuple[dict[int, list[KVCacheBlock]], int]:
         """Return the blocks of KV by group, and how many of them all groups have.
 
-        The KV of a drafter, in a group of its own, may be there for fewer blocks.
+        The KV of a drafter, in a group of its own, may be there for fewer blocks. VLLM is asked
+        once in a lookup.
         """
+        if self._kv is not None:
+            return self._kv
         layout = self._layout
         found, hits = self._manager.coordinator.find_longest_cache_hit_per_group(
             request.block_hashes, self._most
         )
         reach = min(hits[group] for group in layout.attention_groups) // layout.block_tokens
-        return {group: list(found[group]) for group in layout.attention_groups}, reach
+        self._kv = {group: list(found[group]) for group in layout.attention_groups}, reach
+        return self._kv
 
     def admitted(self, request: Request, blocks: KVCacheBlocks) -> None:
         """A request got its blocks: the restore planned for it will run in this step.

@@ -190,5 +190,9 @@ VIEWS: tuple[View, ...] = (
     View(views.CacheConfig, f"{TRANSFER}:CacheConfig"),
     View(views.ModelConfig, f"{TRANSFER}:ModelConfig"),
     View(views.TransferConfig, f"{TRANSFER}:KVTransferConfig"),
+    View(views.ParallelConfig, f"{TRANSFER}:ParallelConfig"),
+    View(views.CompilationConfig, f"{TRANSFER}:CompilationConfig"),
+    View(views.SpeculativeConfig, f"{TRANSFER}:SpeculativeConfig"),
+    View(views.AuxOutputConfig, f"{TRANSFER}:AuxOutputConfig"),
     View(views.Worker, f"{WORKER}:Worker"),
 )

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 from statecache.errors import SettingsError
-from statecache_vllm.views import EngineArgs, VllmConfig
+from statecache_vllm.views import EngineArgs, SpeculativeConfig, VllmConfig
 
-_Test = Callable[[object], bool]
+_Test = Callable[[Any], bool]
 
 
 def _given(value: object) -> bool:
@@ -35,13 +36,15 @@ def _above_one(value: object) -> bool:
     return isinstance(value, int) and value > 1
 
 
-def _extracts(value: object) -> bool:
-    return getattr(value, "method", None) == "extract_hidden_states"
+def _extracts(drafting: SpeculativeConfig | None) -> bool:
+    return drafting is not None and drafting.method == "extract_hidden_states"
 
 
-def _drafts_from_states(value: object) -> bool:
-    draft = getattr(value, "draft_model_config", None)
-    return getattr(value, "method", None) == "draft_model" and getattr(draft, "is_hybrid", False)
+def _drafts_from_states(drafting: SpeculativeConfig | None) -> bool:
+    if drafting is None or drafting.method != "draft_model":
+        return False
+    draft = drafting.draft_model_config
+    return draft is not None and draft.is_hybrid
 
 
 # By the field of `EngineArgs` (vLLM 0.32.0): what is refused, and how the line calls it.
@@ -83,7 +86,11 @@ _IN_CONFIG: tuple[tuple[str, _Test, str], ...] = (
         _extracts,
         "the speculative method extract_hidden_states (it needs a KV connector of its own)",
     ),
-    ("speculative_config", _drafts_from_states, "a draft model with recurrent states"),
+    (
+        "speculative_config",
+        _drafts_from_states,
+        "a draft model with recurrent states (a rejected draft would stay in them)",
+    ),
 )
 
 

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 __all__ = [
+    "AuxOutputConfig",
     "BlockMap",
     "BlockPool",
     "BoundaryStates",
     "CacheConfig",
+    "CompilationConfig",
     "ConnectorOutput",
     "Coordinator",
     "EngineArgs",
@@ -29,9 +31,11 @@ __all__ = [
     "MambaSpec",
     "MetricsCollector",
     "ModelConfig",
+    "ParallelConfig",
     "Request",
     "Scheduler",
     "SchedulerOutput",
+    "SpeculativeConfig",
     "SingleTypeManager",
     "StateManager",
     "Tensor",
@@ -330,13 +334,31 @@ class TransferConfig(Protocol):
     kv_connector_extra_config: dict[str, Any]
 
 
-class _ParallelConfig(Protocol):
+class ParallelConfig(Protocol):
+    """How many processes share the work."""
+
     tensor_parallel_size: int
     data_parallel_size: int
 
 
-class _CompilationConfig(Protocol):
+class CompilationConfig(Protocol):
+    """How the model is compiled; its layers are known there."""
+
     static_forward_context: dict[str, Any]
+
+
+class SpeculativeConfig(Protocol):
+    """How tokens are drafted."""
+
+    method: str | None
+    draft_model_config: ModelConfig | None
+
+
+class AuxOutputConfig(Protocol):
+    """What is handed out beside tokens."""
+
+    @property
+    def enabled(self) -> bool: ...
 
 
 class VllmConfig(Protocol):
@@ -344,11 +366,11 @@ class VllmConfig(Protocol):
 
     cache_config: CacheConfig
     model_config: ModelConfig
-    parallel_config: _ParallelConfig
-    compilation_config: _CompilationConfig
+    parallel_config: ParallelConfig
+    compilation_config: CompilationConfig
     kv_transfer_config: TransferConfig
-    speculative_config: object
-    aux_output_config: object
+    speculative_config: SpeculativeConfig | None
+    aux_output_config: AuxOutputConfig
     num_speculative_tokens: int
 
 

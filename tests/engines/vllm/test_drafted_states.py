@@ -5,7 +5,7 @@ The real scheduler and its processing of results; the workers' states are marks.
 
 import pytest
 from drafted import FAULTS, DraftedWorker, conversations
-from scheduled import Drafter, Run
+from scheduled import Drafter, Run, without_states
 from test_soak import check
 
 POOL = {"checkpoints": "native", "checkpoint_slots": 10}
@@ -102,3 +102,38 @@ def test_what_a_drafter_costs_in_hits_is_counted_and_is_no_missing_state(
     assert counts["hit_tokens"] == hit
     assert counts.get("draft_lost_tokens", 0) == lost
     assert counts.get("missed_by_state_tokens", 0) == 0
+
+
+@pytest.mark.parametrize("own_group", [False, True])
+def test_what_a_missing_state_costs_is_not_put_down_to_the_drafter(drafting, own_group):
+    """100 tokens, twice, in blocks of 16; the states are dropped: nobody would find one."""
+    run = Run(drafting, blocks=90, plugin={}, drafter=Drafter("mtp", 2, own_group=own_group))
+    run.step = DraftedWorker(run, 2, 0.5).step
+    prompt = list(range(3, 103))
+    run.ask(prompt)
+    without_states(run)
+    assert run.ask(prompt) == 0
+    counts = run.scheduler_side.report.counts.numbers
+    assert counts["missed_by_state_tokens"] == 80
+    assert counts.get("draft_lost_tokens", 0) == 0
+
+
+def test_the_kv_of_a_drafters_own_group_is_looked_up_once(drafting, monkeypatch):
+    """Reach, restore and count of one lookup need it, each again at the next lookup."""
+    run = Run(drafting, blocks=90, plugin=POOL, drafter=Drafter("mtp", 2, own_group=True))
+    run.step = DraftedWorker(run, 2, 0.5).step
+    prompt = list(range(3, 103))
+    run.ask(prompt)
+    without_states(run)
+    request = run.scheduler.requests[run.add(prompt)]
+    manager = run.scheduler.kv_cache_manager
+    original, asked = manager.coordinator.find_longest_cache_hit_per_group, []
+
+    def counted(*given):
+        asked.append(given)
+        return original(*given)
+
+    monkeypatch.setattr(manager.coordinator, "find_longest_cache_hit_per_group", counted)
+    for lookups in (1, 2):
+        assert manager.get_computed_blocks(request)[1] == 80
+        assert len(asked) == lookups

@@ -9,6 +9,7 @@ import textwrap
 import types
 
 import pytest
+import vllm.config
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import supports_hma
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
@@ -16,8 +17,9 @@ from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
 from statecache.engine.seams import Seam, probe
 from statecache.engine.settings import Settings
+from statecache.engine.views import members_of
 from statecache.errors import SeamError, SettingsError
-from statecache_vllm import adapter, seam_table, seams, unsupported
+from statecache_vllm import adapter, seam_table, seams, unsupported, views
 from statecache_vllm.install import check_seams
 from statecache_vllm.seam_table import SEAMS, TESTED, VIEWS
 from statecache_vllm.unsupported import REFUSED
@@ -202,7 +204,7 @@ def test_what_is_asked_for_in_another_way_is_refused_too(
     ("method", "hybrid", "name"),
     [
         ("extract_hidden_states", False, "the speculative method extract_hidden_states"),
-        ("draft_model", True, "a draft model with recurrent states"),
+        ("draft_model", True, r"a draft model with recurrent states \(a rejected draft would"),
         ("draft_model", False, None),
         ("mtp", True, None),  # vLLM says of an MTP head what it says of its model
         *((name, False, None) for name in ("ngram", "eagle", "eagle3", "dflash", "dspark")),
@@ -221,6 +223,36 @@ def test_which_drafters_are_refused(method, hybrid, name):
         return
     with pytest.raises(SettingsError, match=f"{name} .*is not supported with"):
         unsupported.refuse_config(config)
+
+
+@pytest.mark.parametrize(
+    ("place", "renamed"),
+    [
+        ("SpeculativeConfig.method", "kind"),
+        ("SpeculativeConfig.draft_model_config", "drafter"),
+        ("AuxOutputConfig.enabled", "is_on"),
+        ("ParallelConfig.data_parallel_size", "data_ranks"),
+    ],
+)
+def test_what_tells_a_refusal_is_a_seam_that_stops_when_it_was_renamed(monkeypatch, place, renamed):
+    owner, name = place.split(".")
+    others = members_of(getattr(views, owner))
+    others.remove(name)
+    monkeypatch.setattr(vllm.config, owner, type(owner, (), dict.fromkeys([*others, renamed])))
+    with pytest.raises(SeamError, match="does not fit") as caught:
+        check_seams(Settings.from_given(ON, {}))
+    assert str(caught.value).endswith(f"vllm.config.{place}: missing")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_without_a_drafter_is_not_refused_for_one():
+    unsupported.refuse_config(
+        types.SimpleNamespace(
+            speculative_config=None,
+            parallel_config=types.SimpleNamespace(data_parallel_size=1),
+            aux_output_config=types.SimpleNamespace(enabled=False),
+        )
+    )
 
 
 def test_ngram_and_mtp_go_with_the_plugin(drafting):
