@@ -47,7 +47,6 @@ def _of_engine(spec: EngineSpec) -> str:
 def _patch(patch: Patch) -> str:
     facts = {
         "why": patch.why,
-        "versions": ", ".join(patch.versions),
         "upstream": patch.upstream,
         "can go when": patch.remove_when,
     }

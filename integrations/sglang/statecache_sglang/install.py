@@ -46,7 +46,7 @@ def install(settings: Settings) -> Installed:
         rows += _recording_patches(settings)
     version = seams.engine_version()
     off = {each.target for each in seam_table.OPTIONAL if each.optional in without}
-    patch_set = PatchSet([r for r in rows if r.applies_to(version) and r.target not in off])
+    patch_set = PatchSet([row for row in rows if row.target not in off])
     patch_set.install()
     cost = settings.cost_model()
     _log.info(

@@ -84,7 +84,6 @@ NOT_CACHED = Patch(
     " of the plugin.",
     upstream="SchedulerBatchResultProcessor._mamba_can_cache_finished_req (0.5.23)",
     remove_when=VERIFIED.remove_when,
-    versions=("0.5.23",),
 )
 CHECK_STATE_POOL = Patch(
     f"{at.CHECKER}:SchedulerInvariantChecker._check_mamba_pool",

@@ -9,6 +9,8 @@ that mixes its next token with the prefill of another one.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,8 @@ _DRAFT_TOKENS = MetricKey.DRAFT_TOKENS.value
 _ACCEPTED_TOKENS = MetricKey.ACCEPTED_TOKENS.value
 _LOST_TOKENS = MetricKey.DRAFT_LOST_TOKENS.value
 _PAST_STOP = MetricKey.SKIPS.of("past_stop")
+_NOT_TOLD = "what a verify step accepted is not known: states of its requests are not cached"
+_UNKNOWN = sys.maxsize  # tokens of a state that nothing says the number of: no key has as many
 
 
 def note_verified(
@@ -33,19 +37,34 @@ def note_verified(
     result: VerifyResult,
     batch: DecodeBatch,
 ) -> list[list[int]]:
-    """Around `_resolve_spec_v2_tokens`, which commits what a verify step accepted."""
-    begins = [req.kv.kv_committed_len for req in batch.reqs]
+    """Around `_resolve_spec_v2_tokens`, which commits what a verify step accepted.
+
+    Where that cannot be told, an anomaly is counted, and the states of its requests are not cached.
+    """
+    begins: list[int] = []
+    with contextlib.suppress(Exception):  # then they are fewer than the requests
+        begins = [req.kv.kv_committed_len for req in batch.reqs]
     kept = original(processor, result, batch)
+    side = scheduler_side_of(processor.tree_cache)
+    try:
+        _note(result, batch, begins)
+    except Exception:
+        for req in batch.reqs:
+            req.statecache_verified_tokens = _UNKNOWN
+        if side is not None:
+            side.faults.count(_NOT_TOLD, traceback=True, takes_over=False)
+    else:
+        if side is not None:
+            _count(side, result, len(begins))
+    return kept
+
+
+def _note(result: VerifyResult, batch: DecodeBatch, begins: list[int]) -> None:
     beside = result.num_non_draft_tokens_per_req
-    accepted = result.num_correct_drafts_per_req_cpu
-    # There may be rows of padding behind those of the requests.
-    for req, begin, drafts in zip(batch.reqs, begins, accepted, strict=False):
+    accepted = result.num_correct_drafts_per_req_cpu[: len(batch.reqs)]  # the rest is padding
+    for req, begin, drafts in zip(batch.reqs, begins, accepted, strict=True):
         if not (req.finished() or req.is_retracted):
             req.statecache_verified_tokens = begin + drafts + beside
-    side = scheduler_side_of(processor.tree_cache)
-    if side is not None:
-        _count(side, result, len(begins))
-    return kept
 
 
 def _count_drafts(side: SchedulerSide, result: VerifyResult, requests: int) -> None:
@@ -89,5 +108,12 @@ def note_uncached(
     """Around `_mamba_can_cache_finished_req`: what SGLang itself does not cache counts, too."""
     can = original(processor, req, *args)
     if not can:
-        is_past_stop(scheduler_side_of(processor.tree_cache), req, req.owned_kv_len())
+        _count_uncached(processor, req)
     return can
+
+
+def _count_past_stop(processor: ResultProcessor, req: Request) -> None:
+    is_past_stop(scheduler_side_of(processor.tree_cache), req, req.owned_kv_len())
+
+
+_count_uncached = BestEffort(_count_past_stop)

@@ -40,13 +40,17 @@ REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
         lambda mode: mode != "null",
         "prefill/decode disaggregation (--disaggregation-mode)",
     ),
+    "enable_linear_replayssm_spec": (
+        bool,
+        "--enable-linear-replayssm-spec (not tried: a verify step keeps no state of each draft)",
+    ),
 }
 
-# The same with an int8 pool. Draft heads with states of their own copy a cached one by its slot in
-# the pool of running requests; ReplaySSM keeps no state of each draft that could be stored.
+# The same with an int8 pool.
 REFUSED_WITH_INT8: dict[str, str] = {
-    "enable_multi_layer_eagle": "--enable-multi-layer-eagle",
-    "enable_linear_replayssm_spec": "--enable-linear-replayssm-spec",
+    "enable_multi_layer_eagle": (
+        "--enable-multi-layer-eagle (draft heads copy a cached state by its slot among the running)"
+    ),
 }
 _WITH_INT8 = "is not supported with --statecache-checkpoints int8"
 

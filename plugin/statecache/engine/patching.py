@@ -42,15 +42,13 @@ class Patch:
     """One change of an engine. `target` is "module:attribute" or "module:Class.attribute".
 
     `why` says what is wrong without it, `upstream` names the engine's functions or changes it
-    concerns, `remove_when` what must be true before it can go, `versions` those it is for (none
-    named: all that are tested).
+    concerns, `remove_when` what must be true before it can go.
     """
 
     target: str
     why: str
     upstream: str = ""
     remove_when: str = ""
-    versions: tuple[str, ...] = ()
     around: Callable[..., Any] | None = None
     replacement: Any = _ABSENT
     carried_out: tuple[Callable[[], object], Callable[[], object] | None] | None = None
@@ -77,10 +75,6 @@ class Patch:
     def on(self, owner: Any) -> Patch:
         """Return the row for one object of the class that the target names."""
         return dataclasses.replace(self, object_=owner)
-
-    def applies_to(self, version: str) -> bool:
-        """Whether this row is for an engine of `version`."""
-        return not self.versions or version in self.versions
 
     @property
     def name(self) -> str:

@@ -11,6 +11,7 @@ from sglang.srt.managers.scheduler_components.batch_result_processor import (
     SchedulerBatchResultProcessor,
 )
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative import spec_utils
 from speculative_chats import Chats
 from speculative_loop import BUFFERS, DRAFTS, STOP, SpeculativeLoop, build, speculating
@@ -177,6 +178,84 @@ def test_a_state_past_the_stop_is_not_cached(core, own_check, stop, reused, lost
             numbers = traffic.core.scheduler_side.counts.numbers
             assert numbers.get("draft_lost_tokens", 0) == lost
             assert numbers.get("skips|past_stop", 0) == (lost > 0)
+
+
+def test_what_sglang_does_not_cache_is_counted_in_a_version_that_nobody_tried(monkeypatch):
+    """As the first of those above: the check is there, whatever the version is called."""
+    monkeypatch.setattr("statecache_sglang.seams.version", lambda _: "0.5.99")
+    with plugin(policy="gds"):
+        traffic = build("rust", "no_buffer")
+        with speculating():
+            answer(SpeculativeLoop(traffic, None), list(range(10, 110)), [STOP, 6, 6, 6])
+            numbers = traffic.core.scheduler_side.counts.numbers
+            assert (numbers["draft_lost_tokens"], numbers["skips|past_stop"]) == (2, 1)
+
+
+class Cut:
+    """A grammar that takes one token of an accepted run and ends."""
+
+    def __init__(self, taken: int):
+        self.taken = taken
+
+    finished = False
+
+    def accept_token(self, _: int) -> None:
+        self.taken -= 1
+
+    def is_terminated(self) -> bool:
+        return self.taken <= 0
+
+
+def no_counts(result):
+    result.num_correct_drafts_per_req_cpu = None
+
+
+def too_few_counts(result):
+    result.num_correct_drafts_per_req_cpu = result.num_correct_drafts_per_req_cpu[:-1]
+
+
+def padding(result):
+    result.num_correct_drafts_per_req_cpu = [*result.num_correct_drafts_per_req_cpu, 3]
+
+
+# Of 100 tokens, the answer 5 and four that are verified the grammar keeps the first: without what
+# was accepted the state, of 104 tokens, looks like one of the 101 that the request then has.
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize(
+    ("spoil", "anomalies"),
+    [(no_counts, 1), (too_few_counts, 1), (padding, 0)],
+)
+def test_a_step_whose_counts_are_wrong_ends_and_leaves_no_state(
+    core, spoil, anomalies, monkeypatch, caplog
+):
+    name = "_resolve_spec_v2_tokens"
+    own = getattr(SchedulerBatchResultProcessor, name)
+
+    def spoilt(self, result, batch):
+        batch.has_grammar, batch.forward_mode = True, ForwardMode.DECODE  # as the scheduler's own
+        kept = own(self, result, batch)
+        spoil(result)
+        return kept
+
+    monkeypatch.setattr(SchedulerBatchResultProcessor, name, spoilt)
+    check = "_mamba_can_cache_finished_req"
+    monkeypatch.setattr(SchedulerBatchResultProcessor, check, lambda *_: True)
+    prompt = list(range(10, 110))
+    with plugin(policy="gds"):
+        traffic = build(core, "no_buffer")
+        with speculating():
+            loop = SpeculativeLoop(traffic, None)
+            drawn = iter([5, 6, 6, 6, 6])
+            loop._draw, loop.acceptance = (lambda: next(drawn)), (lambda: 4)
+            req = loop.ask(prompt, 60)
+            req.grammar = Cut(2)
+            loop.run()
+            assert list(req.output_ids) == [5, 6]
+            side = traffic.core.scheduler_side
+            assert side.counts.numbers["skips|past_stop"] == 1
+            assert (side.faults.anomalies, side.faults.active) == (anomalies, True)
+            assert ("what a verify step accepted is not known" in caplog.text) == (anomalies > 0)
+            assert traffic.hit([*prompt, 5, 6, 7]) == 100
 
 
 def test_a_request_that_ends_in_a_mixed_step_has_run_past_its_key():

@@ -70,8 +70,17 @@ def test_what_has_no_states_that_int8_could_store_is_refused_with_it_alone(field
     refuse(asked, Settings.from_given({"kv_cache_plugin": "statecache"}, {}))
     with pytest.raises(SystemExit) as stopped:
         refuse(asked, Settings.from_given({"kv_cache_plugin": "statecache", **INT8}, {}))
+    assert str(stopped.value).startswith(f"statecache: {flag} (")
+    assert str(stopped.value).endswith(") is not supported with --statecache-checkpoints int8")
+
+
+def test_what_was_not_tried_with_native_states_is_refused_with_them_too():
+    asked = arguments(enable_linear_replayssm_spec=True, speculative_algorithm="EAGLE")
+    with pytest.raises(SystemExit) as stopped:
+        refuse(asked, Settings.from_given({"kv_cache_plugin": "statecache"}, {}))
     assert str(stopped.value) == (
-        f"statecache: {flag} is not supported with --statecache-checkpoints int8"
+        "statecache: --enable-linear-replayssm-spec (not tried: a verify step keeps no state of"
+        " each draft) is not supported with --kv-cache-plugin statecache"
     )
 
 
@@ -94,7 +103,8 @@ def test_a_draft_head_gets_no_int8_pool():
         with pytest.raises(SystemExit) as stopped:
             clone(traffic.requests, traffic.state_params)
     assert str(stopped.value) == (
-        "statecache: --enable-multi-layer-eagle is not supported with --statecache-checkpoints int8"
+        "statecache: --enable-multi-layer-eagle (draft heads copy a cached state by its slot among"
+        " the running) is not supported with --statecache-checkpoints int8"
     )
     with plugin(policy="gds"):
         traffic = Traffic("rust")

@@ -233,12 +233,6 @@ def test_a_row_without_anything_to_put_there_is_a_fault_of_ours() -> None:
         PatchSet([TOUCH]).install()
 
 
-def test_a_row_says_for_which_versions_it_is() -> None:
-    assert TOUCH.applies_to("1.0")
-    assert Patch("a:b", "a reason", versions=("1.1",)).applies_to("1.1")
-    assert not Patch("a:b", "a reason", versions=("1.1",)).applies_to("1.0")
-
-
 def test_a_method_bound_dynamically_is_what_its_class_has_at_each_call(engine: Any) -> None:
     pool = engine.Pool()
     touch = bind_dynamically(pool, "touch")
