@@ -85,9 +85,13 @@ def _after(total: int, token: int) -> int:
     return zlib.crc32(int(token).to_bytes(8, "little"), total)
 
 
-def mark(total: int) -> list[int]:
-    """Three numbers that bfloat16 holds exactly."""
-    return [total % 251, total // 251 % 241, total // 60_491 % 239]
+def mark(sums: list[int], tokens: int) -> list[int]:
+    """A convolution's window at the end of so many tokens: a number of each of the last three.
+
+    The windows of a step's drafts lie over each other in SGLang's buffer on a GPU, so each number
+    is its own position's: of all tokens until there, and one that bfloat16 holds exactly.
+    """
+    return [sums[max(at, 0)] % 251 for at in range(tokens - 2, tokens + 1)]
 
 
 class SpeculativeLoop(Loop):
@@ -297,10 +301,10 @@ class SpeculativeLoop(Loop):
         the states from there on are of other tokens.
         """
         drafts = right[:-1] + [1] * (DRAFTS - len(right))
-        sums = [tokens.sums[-1]]
+        sums, known = list(tokens.sums), len(tokens.ids)
         for token in drafts:
             sums.append(_after(sums[-1], token))
-        return [mark(total) for total in sums]
+        return [mark(sums, known + at) for at in range(DRAFTS)]
 
     def _commit(self, batch, lengths, states) -> None:
         """As `commit_mamba_states_after_verify`, with the scatter in plain torch."""
@@ -361,11 +365,11 @@ class SpeculativeLoop(Loop):
         return STOP if self.rng.random() < 0.03 else self.rng.randint(5, 9)
 
     def _write(self, slot, req: Req, tokens: int) -> None:
-        of = torch.tensor(mark(self.tokens[req.rid].sums[tokens]), dtype=torch.bfloat16)
+        of = torch.tensor(mark(self.tokens[req.rid].sums, tokens), dtype=torch.bfloat16)
         self.traffic.requests.mamba_pool.mamba_cache.conv[0][:, int(slot)] = of
 
     def _compare(self, slot, req: Req, tokens: int) -> None:
-        of = torch.tensor(mark(self.tokens[req.rid].sums[tokens]), dtype=torch.bfloat16)
+        of = torch.tensor(mark(self.tokens[req.rid].sums, tokens), dtype=torch.bfloat16)
         states = self.traffic.requests.mamba_pool.mamba_cache.conv[0][:, int(slot)]
         self.compared += 1
         self.wrong += not bool((states == of).all())

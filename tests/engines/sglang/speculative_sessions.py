@@ -19,6 +19,7 @@ POLICIES = {
     "gds": {"policy": "gds"},
     "learned": {"policy": "learned"},
 }
+SEEDS = {"no_buffer": (1, 2, 3), "extra_buffer": (1,)}
 SIZES = {"slots": 48, "kv_tokens": 64 * 256, "rows": 8}
 
 
@@ -81,18 +82,20 @@ def share(work, policy: dict, buffer: str, drafter: bool, seed: int) -> float:
 
 
 def main() -> None:
-    """Print the share in percent, the mean of three seeds, without a drafter and with one."""
+    """Print the share in percent, the mean of the seeds, without a drafter and with one."""
     sys.stdout.write("| traffic, strategy | " + " | ".join(POLICIES) + " |\n")
     for name, work in (("agents", agents), ("latest twelve chats", latest)):
-        cells = []
-        for policy in POLICIES.values():
-            means = [
-                sum(100 * share(work, policy, "no_buffer", drafter, seed) for seed in (1, 2, 3)) / 3
-                for drafter in (False, True)
-            ]
-            cells.append(f"{means[0]:.1f} / {means[1]:.1f}")
-        sys.stdout.write(f"| {name}, no_buffer | " + " | ".join(cells) + " |\n")
-        sys.stdout.flush()
+        for buffer, seeds in SEEDS.items():
+            cells = []
+            for policy in POLICIES.values():
+                means = [
+                    sum(100 * share(work, policy, buffer, drafter, seed) for seed in seeds)
+                    / len(seeds)
+                    for drafter in (False, True)
+                ]
+                cells.append(f"{means[0]:.1f} / {means[1]:.1f}")
+            sys.stdout.write(f"| {name}, {buffer} | " + " | ".join(cells) + " |\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

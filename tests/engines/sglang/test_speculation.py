@@ -10,6 +10,7 @@ from cache_layer import CORES, plugin
 from sglang.srt.managers.scheduler_components.batch_result_processor import (
     SchedulerBatchResultProcessor,
 )
+from sglang.srt.mem_cache import memory_pool
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative import spec_utils
@@ -55,6 +56,17 @@ def test_every_reused_state_is_that_of_its_tokens(core, buffer, settings, page, 
     assert side.counts.numbers["accepted_tokens"] == chats.run.accepted
     past = "skips|past_stop" in side.counts.numbers
     assert past == (buffer == "no_buffer")
+
+
+@pytest.mark.parametrize(("buffer", "page"), [("no_buffer", 1), ("extra_buffer", 64)])
+@pytest.mark.parametrize("overlap", [False, True], ids=["apart", "overlapping"])
+def test_windows_of_drafts_that_lie_over_each_other(overlap, buffer, page, monkeypatch):
+    """As SGLang lays out its buffer on a GPU, and on a CPU: whatever this process runs as."""
+    monkeypatch.setattr(memory_pool, "conv_window_dedup_enabled", lambda *_: overlap)
+    run = serve("rust", buffer, {"policy": "gds"}, page).run
+    drafts = run.traffic.requests.mamba_pool.mamba_cache.intermediate_conv_window[0]
+    assert (drafts.stride(2) == drafts.stride(4)) == overlap
+    assert run.compared > 50
 
 
 # Errors that are planted: each is found by the states, that say what they are of.
