@@ -76,6 +76,23 @@ class RequestPool(Protocol):
     mamba_initial_tracking_slots: int
 
 
+class RequestKv(Protocol):
+    """What one request holds outside the prefix cache."""
+
+    mamba_ping_pong_track_buffer: Tensor | None
+    mamba_last_track_seqlen: int | None
+    mamba_pool_idx: Tensor | None
+    mamba_cow_src_index: Tensor | None
+    mamba_needs_clear: bool
+    kv_committed_len: int
+    cache_protected_len: int
+
+    @property
+    def holds_kv(self) -> bool: ...
+    @property
+    def holds_mamba(self) -> bool: ...
+
+
 class StateShapes(Protocol):
     """The shape of one layer's state of one slot."""
 

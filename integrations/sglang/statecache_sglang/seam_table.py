@@ -228,7 +228,7 @@ _PLE = "sglang.srt.mem_cache.ple_state_pool"
 VIEWS: tuple[View, ...] = (
     View(views.ServerArguments, f"{SERVER_ARGS}:ServerArgs"),
     View(views.Session, "sglang.srt.session.session_controller:Session"),
-    View(views.RequestKv, f"{_BATCH}:ReqKvInfo"),
+    View(pool_views.RequestKv, f"{_BATCH}:ReqKvInfo"),
     View(views.Request, f"{_BATCH}:Req"),
     View(views.PrefillAdder, f"{ADDER}:PrefillAdder"),
     View(views.SchedulePolicy, f"{ADDER}:SchedulePolicy"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from statecache_sglang.pool_views import Checkpoints, RequestPool, Tensor
+from statecache_sglang.pool_views import Checkpoints, RequestKv, RequestPool, Tensor
 
 if TYPE_CHECKING:  # the tables must load where the native index does not
     from statecache.checkpoint.proof import Prefix
@@ -59,23 +59,6 @@ class Session(Protocol):
     """A streaming session."""
 
     session_id: str
-
-
-class RequestKv(Protocol):
-    """What one request holds outside the prefix cache."""
-
-    mamba_ping_pong_track_buffer: Tensor | None
-    mamba_last_track_seqlen: int | None
-    mamba_pool_idx: Tensor | None
-    mamba_cow_src_index: Tensor | None
-    mamba_needs_clear: bool
-    kv_committed_len: int
-    cache_protected_len: int
-
-    @property
-    def holds_kv(self) -> bool: ...
-    @property
-    def holds_mamba(self) -> bool: ...
 
 
 class Request(Protocol):

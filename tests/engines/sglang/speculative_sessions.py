@@ -11,7 +11,8 @@ import sys
 from collections.abc import Iterator
 
 from cache_layer import plugin
-from speculative_loop import SpeculativeLoop, build, speculating
+from speculative_loop import SpeculativeLoop
+from speculative_parts import build, speculating
 
 POLICIES = {
     "SGLang alone": {},

@@ -10,7 +10,8 @@ that ends a few tokens before a multiple, drafter or not.)
 
 import pytest
 from cache_layer import plugin
-from speculative_loop import SpeculativeLoop, build, speculating
+from speculative_loop import SpeculativeLoop
+from speculative_parts import build, speculating
 
 DRAFTERS = pytest.mark.parametrize("drafter", [False, True], ids=["no drafter", "drafter"])
 PLUGINS = pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from cache_layer import Traffic, plugin
 from host_layer import HostTraffic
 from random_traffic import host_operations, operations, perform
 from speculative_chats import Chats
-from speculative_loop import build, speculating
+from speculative_parts import build, speculating
 
 from support import soak
 

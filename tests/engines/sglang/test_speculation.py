@@ -15,7 +15,8 @@ from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative import spec_utils
 from speculative_chats import Chats
-from speculative_loop import BUFFERS, DRAFTS, STOP, SpeculativeLoop, build, speculating
+from speculative_loop import STOP, SpeculativeLoop
+from speculative_parts import BUFFERS, DRAFTS, build, speculating
 
 INT8 = {"checkpoints": "int8", "checkpoint_slots": 24}
 KINDS = [

@@ -5,7 +5,8 @@ import torch
 from cache_layer import CORES, plugin
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from speculative_loop import BUFFERS, STOP, SpeculativeLoop, build, speculating
+from speculative_loop import STOP, SpeculativeLoop
+from speculative_parts import BUFFERS, build, speculating
 
 PROMPT = list(range(10, 110))
 
