@@ -27,8 +27,8 @@ COLUMNS = {
         "vllm": ["scheduler", "scheduler_side", "cache_rules", "siblings", "reuse_policy"],
     },
     "restores, outputs": {
-        "sglang": ["hicache", "verify"],
-        "vllm": ["restore", "outputs", "verify"],
+        "sglang": ["hicache", "verify", "speculation"],
+        "vllm": ["restore", "outputs", "verify", "drafted_states"],
     },
     "differential": {"sglang": ["differential"], "vllm": ["differential"]},
     "servers": {"sglang": ["server"], "vllm": ["server"]},
