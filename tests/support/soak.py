@@ -14,7 +14,7 @@ from typing import NamedTuple
 MIB = 1 << 20
 WARM = 0.25  # of the checks: caches fill, Python and the allocator settle
 # What may come after the warm-up: pages of the allocator, and the little that a long run adds.
-NOISE_MIB = 1.0  # measured in the short form: 0.3 at most
+NOISE_MIB = 2.0  # measured in the short form: 1.5 at most
 BYTES_A_REQUEST = 16
 
 

@@ -90,6 +90,7 @@ def test_an_int8_store_that_fails_is_reported_once_and_ends_the_stores(monkeypat
     """
     store, _ = store_over(monkeypatch, shared=False, checkpoints="int8", checkpoint_slots=4)
     worker = StateCacheConnector.__new__(StateCacheConnector)
+    worker._to_save, worker._incomplete, worker._late = False, None, None
     worker._worker_side = side = WorkerSide(
         Settings.from_given({"kv_cache_plugin": "statecache"}, {}), None, None
     )

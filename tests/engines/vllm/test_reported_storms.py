@@ -254,7 +254,7 @@ def test_three_groups_keep_as_many_states_as_the_plan_says(
         assert kept > 1
         taken = split.active_bytes + split.kept_bytes + split.kv_bytes
         assert taken <= demand.memory_bytes
-        plugin = {"checkpoints": split.states, "checkpoint_slots": kept}
+        plugin = {"checkpoints": split.states, "checkpoint_slots": kept, "policy": "lru"}
         run = Run(model, blocks=40 + 30 * kept, plugin=plugin)
         rng = random.Random(0)
         prompts = [words(rng, 40) for _ in range(kept + 3)]
