@@ -150,13 +150,13 @@ class _Config:
         return self.number(*names, default=even)
 
     def mamba2(
-        self, inner: int, groups: int, heads: int, head_dim: int, state: int, kernel: int
+        self, inner: int, groups: int, heads: int, head_dim: int, state: int
     ) -> tuple[int, tuple[int, int, int]]:
-        """Return values of the convolution state and the temporal state of a Mamba2 layer."""
+        """Return the channels of the convolution and the temporal state of a Mamba2 layer."""
         if groups % self.ranks:  # both engines copy groups until each rank has one
             groups = self.ranks
-        conv = self.split("channels", inner + 2 * groups * state) * (kernel - 1)
-        return conv, (self.split("state heads", heads), head_dim, state)
+        channels = self.split("channels", inner + 2 * groups * state)
+        return channels, (self.split("state heads", heads), head_dim, state)
 
 
 _KINDS = {
@@ -176,17 +176,11 @@ def _gdn(config: _Config) -> HybridModel:
     k_dim, v_dim = config.number("linear_key_head_dim"), config.number("linear_value_head_dim")
     heads, k_heads = config.number("linear_num_value_heads"), config.number("linear_num_key_heads")
     config.split("key heads", k_heads)
-    conv, temporal = config.mamba2(
-        heads * v_dim,
-        k_heads,
-        heads,
-        v_dim,
-        k_dim,
-        config.number("linear_conv_kernel_dim"),
-    )
+    channels, temporal = config.mamba2(heads * v_dim, k_heads, heads, v_dim, k_dim)
+    kernel = config.number("linear_conv_kernel_dim")
     named = _named(config, "mamba_ssm_dtype")
     kv = config.kv_values(config.head_dim("head_dim"))
-    return _model(config, states, attention, conv, temporal, kv, named)
+    return _model(config, states, attention, channels, kernel, temporal, kv, named)
 
 
 def _kimi_linear(config: _Config) -> HybridModel:
@@ -203,11 +197,9 @@ def _kimi_linear(config: _Config) -> HybridModel:
         kv = config.number("kv_lora_rank") + config.number("qk_rope_head_dim")
     else:
         kv = config.kv_values(config.head_dim("head_dim"))
-    conv = channels * (part.number("short_conv_kernel_size") - 1)
+    kernel = part.number("short_conv_kernel_size")
     attention = config.number("num_hidden_layers") - len(kda)
-    model = _model(config, len(kda), attention, conv, temporal, kv, {})
-    columns = max(part.number("short_conv_kernel_size") - 1, 1)
-    return msgspec.structs.replace(model, conv_columns=columns)
+    return _model(config, len(kda), attention, channels, kernel, temporal, kv, {})
 
 
 def _nemotron_h(config: _Config) -> HybridModel:
@@ -218,26 +210,26 @@ def _nemotron_h(config: _Config) -> HybridModel:
     else:
         states, attention = config.layers(_KINDS)
     heads, head_dim = config.number("mamba_num_heads"), config.number("mamba_head_dim")
-    conv, temporal = config.mamba2(
+    channels, temporal = config.mamba2(
         heads * head_dim,
         config.number("n_groups"),
         heads,
         head_dim,
         config.number("ssm_state_size"),
-        config.number("conv_kernel"),
     )
+    kernel = config.number("conv_kernel")
     named = _named(config, "mamba_ssm_dtype", "mamba_ssm_cache_dtype")
     kv = config.kv_values(config.head_dim("head_dim", "attention_head_dim"))
-    return _model(config, states, attention, conv, temporal, kv, named)
+    return _model(config, states, attention, channels, kernel, temporal, kv, named)
 
 
 def _granite(config: _Config) -> HybridModel:
     """Granite 4: Mamba2 layers."""
     states, attention = config.layers(_KINDS)
     inner = config.number("mamba_expand") * config.number("hidden_size")
-    conv, temporal = _mamba_keys(config, inner)
+    channels, kernel, temporal = _mamba_keys(config, inner)
     kv = config.kv_values(config.head_dim("head_dim"))
-    return _model(config, states, attention, conv, temporal, kv, {})
+    return _model(config, states, attention, channels, kernel, temporal, kv, {})
 
 
 def _falcon_h1(config: _Config) -> HybridModel:
@@ -247,26 +239,21 @@ def _falcon_h1(config: _Config) -> HybridModel:
         inner = config.number("mamba_d_ssm")
     else:
         inner = config.number("mamba_expand") * config.number("hidden_size")
-    conv, temporal = _mamba_keys(config, inner)
+    channels, kernel, temporal = _mamba_keys(config, inner)
     named = _named(config, "mamba_ssm_dtype")
     kv = config.kv_values(config.head_dim("head_dim"))
-    return _model(config, layers, layers, conv, temporal, kv, named)
+    return _model(config, layers, layers, channels, kernel, temporal, kv, named)
 
 
-def _mamba_keys(config: _Config, inner: int) -> tuple[int, tuple[int, int, int]]:
+def _mamba_keys(config: _Config, inner: int) -> tuple[int, int, tuple[int, int, int]]:
     heads = config.number("mamba_n_heads")
     written = config.get("mamba_d_head")
     head_dim = inner // heads if written in (None, "auto") else config.number("mamba_d_head")
     if head_dim * heads != inner:
         raise config.error(f"{heads} state heads of {head_dim} are not {inner} channels")
-    return config.mamba2(
-        inner,
-        config.number("mamba_n_groups"),
-        heads,
-        head_dim,
-        config.number("mamba_d_state"),
-        config.number("mamba_d_conv"),
-    )
+    groups, state = config.number("mamba_n_groups"), config.number("mamba_d_state")
+    channels, temporal = config.mamba2(inner, groups, heads, head_dim, state)
+    return channels, config.number("mamba_d_conv"), temporal
 
 
 FAMILIES: dict[str, tuple[str, Callable[[_Config], HybridModel]]] = {
@@ -340,7 +327,8 @@ def _model(
     config: _Config,
     states: int,
     attention: int,
-    conv: int,
+    channels: int,
+    kernel: int,
     temporal: tuple[int, int, int],
     kv: int,
     named: dict[str, str | None],
@@ -348,13 +336,12 @@ def _model(
     dtype = config.get("dtype", "torch_dtype") or "bfloat16"
     if not isinstance(dtype, str) or dtype not in STATE_DTYPES:
         raise config.error(f"dtype is {dtype!r}: use {', '.join(STATE_DTYPES)}")
-    kernel = config.number("linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv", default=4)
     return HybridModel(
         family=config.family,
         dtype=dtype,
         state_layers=states,
         attention_layers=attention,
-        conv_values=conv,
+        conv_values=channels * (kernel - 1),
         temporal=temporal,
         kv_values=kv,
         conv_columns=max(kernel - 1, 1),
