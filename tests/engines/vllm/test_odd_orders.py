@@ -18,10 +18,15 @@ SALTED = {"cache_salt": "x"}
 ADAPTER = {"lora_request": LoRARequest("x", 1, "x")}
 
 
-def burst(model, plugin, blocks=1200, **more):
-    """One that computes a head, 512 tokens a step, and two that wait for it since the first."""
+def start(model, plugin, blocks=1200, **more):
+    """A scheduler that computes 512 tokens of a request a step."""
     options = {"long_prefill_token_threshold": 512, "length": 4096, **more}
-    run = Run(model, blocks=blocks, plugin=PLUGINS[plugin], **options)
+    return Run(model, blocks=blocks, plugin=PLUGINS[plugin], **options)
+
+
+def burst(model, plugin, **more):
+    """One that computes a head, and two that wait for it since the first step."""
+    run = start(model, plugin, **more)
     names = [run.add([*HEAD, 400 + number], tokens=3) for number in range(3)]
     assert set(step(run)) == {names[0]}
     assert counted(run)[:2] == [2, 2]
@@ -147,14 +152,7 @@ def test_the_first_is_preempted_for_want_of_blocks(model, plugin, policy):
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_a_more_urgent_one_waits_for_a_less_urgent_one_that_computes(model, plugin, first):
     """Under priority scheduling, whichever comes first; one that is urgent has the head soonest."""
-    run = Run(
-        model,
-        blocks=1200,
-        plugin=PLUGINS[plugin],
-        length=4096,
-        scheduling_policy="priority",
-        long_prefill_token_threshold=512,
-    )
+    run = start(model, plugin, scheduling_policy="priority")
     names = [run.add([*HEAD, 400], tokens=3, priority=first)]
     step(run)
     names += [run.add([*HEAD, 401 + n], tokens=3, priority=n) for n in range(3)]
@@ -168,13 +166,7 @@ def test_a_more_urgent_one_waits_for_a_less_urgent_one_that_computes(model, plug
 @pytest.mark.parametrize("other", [SALTED, ADAPTER], ids=["salt", "adapter"])
 def test_each_namespace_has_a_head_of_its_own(model, plugin, other):
     """Two of each kind: one of each computes, one of each waits for its own."""
-    run = Run(
-        model,
-        blocks=1200,
-        plugin=PLUGINS[plugin],
-        length=4096,
-        long_prefill_token_threshold=512,
-    )
+    run = start(model, plugin)
     base = [run.add([*HEAD, 400 + n]) for n in range(2)]
     theirs = [run.add([*HEAD, 400 + n], **other) for n in range(2)]
     assert set(step(run)) == {base[0], theirs[0]}

@@ -110,6 +110,15 @@ def test_lru_finds_none_of_the_sessions_again() -> None:
     assert two_long_sessions("lru") == {stream: [0] * 12 for stream in ("F1", "F2", "MAIN")}
 
 
+def rewound(depth: int) -> tuple[Prompts, int]:
+    """A session of 150 turns of a block, and which request goes on from so many of them."""
+    prompts = Prompts()
+    for turn in range(1, 151):
+        prompts.ask("A", turn)
+    prompts.fork("B", "A", depth)
+    return prompts, prompts.ask("B", depth + 1)
+
+
 @pytest.mark.parametrize("slots", [8, 32])
 def test_a_rewind_computes_half_of_its_depth_again_at_most(slots: int) -> None:
     """One session of 150 turns of a block, a state every 4, then back to a depth of 4 or more.
@@ -118,11 +127,7 @@ def test_a_rewind_computes_half_of_its_depth_again_at_most(slots: int) -> None:
     slots the tip and the one before it. So a rewind to r resumes at r / 2 or later.
     """
     for depth in range(4, 150, 5):
-        prompts = Prompts()
-        for turn in range(1, 151):
-            prompts.ask("A", turn)
-        prompts.fork("B", "A", depth)
-        back = prompts.ask("B", depth + 1)
+        prompts, back = rewound(depth)
         assert prompts.hits("learned", slots, 4)[back] >= depth / 2, depth
 
 
@@ -130,11 +135,7 @@ def test_a_rewind_computes_half_of_its_depth_again_at_most(slots: int) -> None:
 def test_lru_computes_a_rewind_again_unless_it_is_short(slots: int, newest: int) -> None:
     """The states of the latest turns are there, one a slot, and no other."""
     for depth in range(4, 150, 5):
-        prompts = Prompts()
-        for turn in range(1, 151):
-            prompts.ask("A", turn)
-        prompts.fork("B", "A", depth)
-        back = prompts.ask("B", depth + 1)
+        prompts, back = rewound(depth)
         right = depth if depth >= newest else 0
         assert prompts.hits("lru", slots, 4)[back] == right, depth
 
