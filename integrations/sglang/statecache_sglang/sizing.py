@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statecache.index.policies import UNTOLD
+from statecache.index.policies import DEFAULT_WITHOUT_PROMPTS
 from statecache.replay.kv_residency import kv_timeline
 from statecache.replay.schedule import make_schedule
 from statecache.replay.state_slots import replay
@@ -48,7 +48,11 @@ class SglangSplits(EngineSplits):
         if tokens < BLOCK_TOKENS:
             return None
         kv = kv_timeline(self.tree, tokens)
-        row = replay(make_schedule(self.tree, kv, "dense", self.demand.chunk_tokens), UNTOLD, slots)
+        row = replay(
+            make_schedule(self.tree, kv, "dense", self.demand.chunk_tokens),
+            DEFAULT_WITHOUT_PROMPTS,
+            slots,
+        )
         demand = self.demand
         flags = [f"--max-running-requests {demand.running}"]
         if kind == "native":

@@ -18,8 +18,8 @@ from statecache.index.admissions import POOL, SLOTS, admission_names, admission_
 from statecache.index.policies import (
     BASELINE,
     DEFAULT,
+    DEFAULT_WITHOUT_PROMPTS,
     REPLAY,
-    UNTOLD,
     pool_policy_names,
     summaries,
 )
@@ -46,8 +46,8 @@ def replay_command(
         list[str] | None,
         typer.Option(
             help=f"Which state goes first. {summaries(REPLAY)}. Commas or repeat"
-            f" (default: {BASELINE},{UNTOLD},{DEFAULT}; with --pool-blocks"
-            f" {BASELINE},{UNTOLD})."
+            f" (default: {BASELINE},{DEFAULT_WITHOUT_PROMPTS},{DEFAULT}; with --pool-blocks"
+            f" {BASELINE},{DEFAULT_WITHOUT_PROMPTS})."
         ),
     ] = None,
     slots: Annotated[

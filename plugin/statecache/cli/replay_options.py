@@ -14,8 +14,8 @@ from statecache.index.admissions import POOL, SLOTS, admission_names, current_ad
 from statecache.index.policies import (
     BASELINE,
     DEFAULT,
+    DEFAULT_WITHOUT_PROMPTS,
     REPLAY,
-    UNTOLD,
     policy_names,
     pool_policy_names,
 )
@@ -32,7 +32,10 @@ from statecache.trace.format import BLOCK_TOKENS
 __all__ = ["Options", "pool_settings", "replay_settings"]
 
 _STATE_BLOCKS = 3.0
-_COMPARED = [BASELINE, UNTOLD]  # unless asked for others; on state slots the default too
+_COMPARED = [
+    BASELINE,
+    DEFAULT_WITHOUT_PROMPTS,
+]  # unless asked for others; on state slots the default too
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ __all__ = [
     "GHOSTS",
     "POLICIES",
     "REPLAY",
-    "UNTOLD",
+    "DEFAULT_WITHOUT_PROMPTS",
     "PolicySpec",
     "find_policy",
     "make_index",
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 DEFAULT = "learned"  # wherever an engine's states have slots
-UNTOLD = "gds"  # the default where nothing is told of prompts
+DEFAULT_WITHOUT_PROMPTS = "gds"  # where it cannot run: nothing tells of prompts
 BASELINE = "lru"  # what others are compared with
 GHOSTS = 4096  # evicted states that are remembered
 ENGINE = "engine"  # `--statecache-policy` of an engine, its dry run, and its arms of `ab`

@@ -11,7 +11,7 @@ import msgspec
 from statecache import CostModel
 from statecache.errors import SettingsError
 from statecache.index.admissions import current_admission
-from statecache.index.policies import UNTOLD, make_index, pool_policy_names
+from statecache.index.policies import DEFAULT_WITHOUT_PROMPTS, make_index, pool_policy_names
 from statecache.replay.block_policies import (
     current_block_policy,
     earlier_block_policy,
@@ -108,7 +108,7 @@ class SlotRule(msgspec.Struct, frozen=True):
     `queue_ratio` is that of `LeafLruKv`.
     """
 
-    policy: str = UNTOLD
+    policy: str = DEFAULT_WITHOUT_PROMPTS
     interior_weight: float = 1
     queue_ratio: float = 1
 

@@ -10,10 +10,10 @@ from statecache.index.interface import EvictionIndex
 from statecache.index.policies import (
     BASELINE,
     DEFAULT,
+    DEFAULT_WITHOUT_PROMPTS,
     ENGINE,
     POLICIES,
     REPLAY,
-    UNTOLD,
     PolicySpec,
     find_policy,
     make_index,
@@ -54,8 +54,8 @@ def test_the_rows() -> None:
     names = [spec.name for spec in POLICIES]
     assert len(set(names)) == len(names)
     assert all(spec.summary and spec.runs_in <= {ENGINE, REPLAY} for spec in POLICIES)
-    assert {BASELINE, UNTOLD, DEFAULT} <= set(policy_names(ENGINE))
-    assert {BASELINE, UNTOLD} <= set(pool_policy_names())
+    assert {BASELINE, DEFAULT_WITHOUT_PROMPTS, DEFAULT} <= set(policy_names(ENGINE))
+    assert {BASELINE, DEFAULT_WITHOUT_PROMPTS} <= set(pool_policy_names())
     assert {spec.name for spec in INDEXED} == set(_index.POLICIES)
     assert all(f"{name}: " in summaries(REPLAY) for name in policy_names(REPLAY))
 
