@@ -468,6 +468,17 @@ struct Levels {
   }
 };
 
+// The rows that a thread has in flight, from `begin` on; those from `end` on are left as they are.
+template <typename Elements, int kStep, int kRows, int kWords>
+__device__ __forceinline__ void read_rows(const char* from, int64_t row_bytes, int begin, int end,
+                                          uint32_t (&held)[kRows][kWords]) {
+#pragma unroll
+  for (int j = 0; j < kRows; ++j) {
+    const int row = begin + j * kStep;
+    if (row < end) Elements::read(from + row * row_bytes, held[j]);
+  }
+}
+
 template <StateType kType>
 inline constexpr StateType kScaleType =
     kType == StateType::kBfloat16 ? StateType::kBfloat16 : StateType::kFloat32;
@@ -499,11 +510,7 @@ __global__ void __launch_bounds__(kThreads)
   uint32_t most[kVector] = {};
   for (int begin = first_row; inside && begin < copy.d_v; begin += G::kRows * G::kRowStep) {
     uint32_t held[G::kRows][G::kWords] = {};
-#pragma unroll
-    for (int j = 0; j < G::kRows; ++j) {
-      const int row = begin + j * G::kRowStep;
-      if (row < copy.d_v) G::read(from + row * row_bytes, held[j]);
-    }
+    read_rows<G, G::kRowStep>(from, row_bytes, begin, copy.d_v, held);
 #pragma unroll
     for (int j = 0; j < G::kRows; ++j) {
 #pragma unroll
@@ -559,11 +566,7 @@ __global__ void __launch_bounds__(kThreads)
   char* to = pair.quantized(copy, layer, head) + column;
   for (int begin = first_row; begin < copy.d_v; begin += G::kRows * G::kRowStep) {
     uint32_t held[G::kRows][G::kWords] = {};
-#pragma unroll
-    for (int j = 0; j < G::kRows; ++j) {
-      const int row = begin + j * G::kRowStep;
-      if (row < copy.d_v) G::read(from + row * row_bytes, held[j]);
-    }
+    read_rows<G, G::kRowStep>(from, row_bytes, begin, copy.d_v, held);
 #pragma unroll
     for (int j = 0; j < G::kRows; ++j) {
       const int row = begin + j * G::kRowStep;
@@ -601,11 +604,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t row_bytes = static_cast<int64_t>(copy.d_k) * Element<kType>::kBytes;
   for (int begin = thread / G::kLanes; begin < copy.d_v; begin += G::kRows * G::kRowStep) {
     uint32_t held[G::kRows][L::kWords] = {};
-#pragma unroll
-    for (int j = 0; j < G::kRows; ++j) {
-      const int row = begin + j * G::kRowStep;
-      if (row < copy.d_v) L::read(from + static_cast<int64_t>(row) * copy.d_k, held[j]);
-    }
+    read_rows<L, G::kRowStep>(from, copy.d_k, begin, copy.d_v, held);
 #pragma unroll
     for (int j = 0; j < G::kRows; ++j) {
       const int row = begin + j * G::kRowStep;
