@@ -10,7 +10,6 @@ from statecache.engine import seams as seam
 from statecache.engine.cost import cost_text
 from statecache.engine.settings import Settings
 from statecache.errors import SettingsError
-from statecache.index.policies import find_policy
 from statecache.trace.record_file import check_record_file
 from statecache_vllm import seam_table, seams, unsupported
 from statecache_vllm.checkpoint_memory import check_slots
@@ -34,8 +33,8 @@ def configure(
     if settings.record is not None and multiprocessing.parent_process() is None:
         check_record_file(settings.record)  # in a child it may be that of this very server
     in_force = settings.in_force
-    asked = "policy" in settings.given and find_policy(settings.policy).needs_prompts
-    if asked and not settings.dry_run and not settings.checkpoints:
+    asked = "policy" in settings.given and not settings.dry_run
+    if asked and not settings.checkpoints:
         raise SettingsError(
             f"--statecache-policy {settings.policy} needs --statecache-checkpoints: it rules the"
             " slots of that pool (the blocks have --statecache-block-policy)"

@@ -99,8 +99,10 @@ def test_what_excludes_another_is_refused():
         )
 
 
-def test_learned_without_a_pool_is_refused_where_it_was_asked_for(model):
+def test_a_policy_without_a_pool_is_refused_where_it_was_asked_for(model):
     """As the default it rules nothing then."""
     Run(model, blocks=40, plugin={})
-    with pytest.raises(SystemExit, match="--statecache-policy learned needs --statecache-check"):
-        Run(model, blocks=40, plugin={"policy": "learned"})
+    for policy in ("learned", "lru"):
+        message = f"--statecache-policy {policy} needs --statecache-checkpoints"
+        with pytest.raises(SystemExit, match=message):
+            Run(model, blocks=40, plugin={"policy": policy})
