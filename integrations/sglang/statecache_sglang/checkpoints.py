@@ -42,32 +42,51 @@ def _library() -> Any:
 class CheckpointSlots:
     """A `CheckpointPool` as SGLang calls its own: slots are int64 tensors, slot 0 is reserved.
 
-    Slot numbers are kept on the host too: on CUDA, `free` and the two copies wait for the slots
-    they are given, and a store waits for its report.
+    Nothing here waits for the device while SGLang 0.5.23 serves. A slot that is handed out is a
+    view of a list of all slots on the device, so where it lies in memory says its number. What
+    became of a store is read two steps of the scheduler later, by when SGLang itself has waited for
+    the batch behind it; until then a state `is_unread`, and no request may start from it.
 
-    `records` says what each slot holds; the share `verify` is looked at closely.
+    `records` says what each slot holds; the share `verify` is looked at closely, which waits.
     """
 
     def __init__(self, pool: RequestPool, slots: int, verify: float = 0.0) -> None:
         self._active = _active_state(pool)
-        self._device = state_slots.device_of(pool)
-        self._pool = _library().CheckpointPool(self._active, slots, reserve_slot_zero=True)
+        self._pool = _library().CheckpointPool(
+            self._active, slots, reserve_slot_zero=True, keeps_refused=True
+        )
+        device = state_slots.device_of(pool)
+        self._handles = torch.arange(slots + 1, dtype=torch.int64, device=device)
+        self._first_handle = self._handles.data_ptr()
         self.num_slots = slots
-        self.refused = self.stored = self.restored = self.failed = 0
-        self._refused: set[int] = set()
+        self.refused = self.stored = self.restored = self.failed = self.waits = 0
         self.records = SlotRecords(verify, lambda slot: self._pool.checksums([slot]))
         self._last: tuple[list[int], Tensor] | None = None  # the last store: slots, active slots
+        self._step = 0
+        self._unread: dict[int, tuple[int, Any]] = {}  # by slot: step and report, oldest first
+        self._empty: set[int] = set()  # allocated slots whose store kept nothing
 
     def alloc(self, n: int = 1) -> Tensor | None:
         """Take `n` slots, or None when fewer are free."""
         taken = self._pool.alloc(n)
-        return None if taken is None else torch.tensor(taken, device=self._device)
+        if taken is None:
+            return None
+        handles: list[Tensor] = [self._handles[slot : slot + 1] for slot in taken]
+        return handles[0] if n == 1 else _joined(handles)
+
+    def numbers(self, slots: Tensor) -> list[int]:
+        """Return the numbers of slots, without asking the device if `alloc(1)` gave them."""
+        place = (slots.data_ptr() - self._first_handle) // 8
+        if 0 <= place <= self.num_slots and len(slots) == 1:
+            return [place]
+        self.waits += 1
+        return slots.tolist()
 
     def free(self, slots: Tensor) -> None:
         """Give slots back."""
-        given = slots.tolist()
+        given = self.numbers(slots)
         self._pool.free(given)
-        self.records.erase(given)
+        self._forget(given)
 
     def available_size(self) -> int:
         """Return how many slots are free."""
@@ -77,6 +96,9 @@ class CheckpointSlots:
         """Give all slots back."""
         self._pool.clear()
         self.records.clear()
+        self._unread.clear()
+        self._empty.clear()
+        self._last = None
 
     def mem_usage_bytes(self) -> int:
         """Return the bytes the pool holds."""
@@ -97,25 +119,61 @@ class CheckpointSlots:
 
         A store that fails keeps nothing, as one that is refused does: the states are not cached.
         """
-        taken = slots.tolist()
-        self.records.erase(taken)
+        taken = self.numbers(slots)
+        self._forget(taken)
         self._last = taken, active_slots
         try:
             report = self._pool.store(self._active, active_slots, taken)
-            self._refused = set(report.refused())
         except Exception:
             self.failed += 1
             if self.failed == 1:
                 _log.exception("statecache: a state could not be stored; it is not cached")
-            self._refused = set(taken)
-            self._pool.free(taken)
-        else:
-            self.stored += len(taken)
-            self.refused += len(self._refused)
+            self._empty.update(taken)
+            return
+        self.stored += len(taken)
+        self._unread.update(dict.fromkeys(taken, (self._step, report)))
+        if report.is_on_host:
+            self._read(taken)
 
     def was_refused(self, slots: Tensor) -> bool:
-        """Whether the last store kept nothing in these slots (NaN or Inf) and freed them."""
-        return not self._refused.isdisjoint(slots.tolist())
+        """Whether the store into these slots is known to have kept nothing, as of NaN or Inf."""
+        return not self._empty.isdisjoint(self.numbers(slots))
+
+    def is_unread(self, slots: Tensor) -> bool:
+        """Whether it is not known yet what became of the store into these slots."""
+        return not self._unread.keys().isdisjoint(self.numbers(slots))
+
+    def begin_step(self) -> list[int]:
+        """A step of the scheduler begins: return the slots that are now known to hold nothing.
+
+        Reads what was stored before the step before this one. The same on every rank: a report that
+        is late after all is waited for.
+        """
+        self._step += 1
+        due = [slot for slot, (step, _) in self._unread.items() if step < self._step - 1]
+        return self._read(due)
+
+    def read_all(self) -> list[int]:
+        """Nothing runs: read every report, and return the slots now known to hold nothing."""
+        return self._read(list(self._unread))
+
+    def _read(self, slots: list[int]) -> list[int]:
+        refused = []
+        for slot in slots:
+            _, report = self._unread.pop(slot)
+            self.waits += not report.is_ready()
+            if slot in report.refused():
+                refused.append(slot)
+        self.refused += len(refused)
+        self._empty.update(refused)
+        self.records.erase(refused)
+        return refused
+
+    def _forget(self, slots: list[int]) -> None:
+        self.records.erase(slots)
+        self._empty.difference_update(slots)
+        for slot in slots:
+            self._unread.pop(slot, None)
 
     def record(self, prefix: Prefix) -> list[float] | None:
         """Write down what the one state of the last store is of; it cannot be used before.
@@ -126,7 +184,9 @@ class CheckpointSlots:
         if last is None:
             return None
         (slot,), active_slots = last
-        if not self.records.write(slot, prefix):
+        if slot in self._empty or not self.records.write(slot, prefix):
+            return None
+        if slot in self._unread and self._read([slot]):
             return None
 
         def errors(source: Tensor) -> list[float]:
@@ -137,19 +197,19 @@ class CheckpointSlots:
 
     def mismatch(self, slots: Tensor, prefix: Prefix) -> str | None:
         """Return what of the record of this one slot does not fit `prefix`, None if all does."""
-        (slot,) = slots.tolist()
+        (slot,) = self.numbers(slots)
         return self.records.mismatch(slot, prefix)
 
     def compare_bytes(self, slots: Tensor) -> bool | None:
         """Whether the bytes of this one slot are those that were stored; None: not looked at."""
-        (slot,) = slots.tolist()
+        (slot,) = self.numbers(slots)
         sums = self.records.sums(slot)
         return None if sums is None else bool(torch.equal(*sums))
 
     def load_to_active(self, _pool: object, slots: Tensor, active_slots: Tensor) -> None:
-        """Bring states back into active slots."""
+        """Bring states back into active slots: those of matches, none of which was unread."""
         self.restored += len(slots)
-        self._pool.load(slots.tolist(), self._active, active_slots)
+        self._pool.load(slots, self._active, active_slots)
 
 
 class CheckpointMemory:
@@ -248,6 +308,11 @@ def slots_beside(pool: RequestPool) -> int:
     running = int(library.estimate_bytes(active, 1, mode="native"))
     at_rest = int(library.estimate_bytes(active, 1))
     return max((int(pool.mamba_pool.size) + 1) * running // at_rest - 1, 1)
+
+
+def _joined(slots: list[Tensor]) -> Tensor:
+    joined: Tensor = torch.cat(slots)
+    return joined
 
 
 def _active_state(pool: RequestPool) -> Any:

@@ -62,9 +62,9 @@ def install(settings: Settings) -> Installed:
 def _state_patches(settings: Settings, *, leads_rust: bool) -> list[Patch]:
     from statecache_sglang.invariants import check_state_pools
     from statecache_sglang.prefill_chunks import continue_chunks
-    from statecache_sglang.scheduler_side import note_queue
     from statecache_sglang.slot_shortage import admit_all_or_none, load_back_or_wait
     from statecache_sglang.speculation import note_uncached, note_verified
+    from statecache_sglang.steps import begin_step
     from statecache_sglang.unsupported import refuse_storage
 
     cores = _TreeCores(settings, leads_rust=leads_rust)
@@ -74,7 +74,7 @@ def _state_patches(settings: Settings, *, leads_rust: bool) -> list[Patch]:
         patches.MAMBA_COMPONENT.carried_out_by(cores.put_component, cores.take_back_component),
         patches.ADD_ONE_REQ.wrapped_by(admit_all_or_none),
         patches.ADD_CHUNKED_REQ.wrapped_by(continue_chunks),
-        patches.QUEUE_SORTED.wrapped_by(note_queue),
+        patches.QUEUE_SORTED.wrapped_by(begin_step),
         patches.INIT_LOAD_BACK.wrapped_by(load_back_or_wait),
         patches.VERIFIED.wrapped_by(note_verified),
         patches.NOT_CACHED.wrapped_by(note_uncached),

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from statecache_sglang import reporting
 from statecache_sglang.scheduler_side import SchedulerSide, scheduler_side_of
 from statecache_sglang.seams import slots as state_slots
+from statecache_sglang.steps import read_all_reports
 from statecache_sglang.views import (
     InvariantChecker,
     TreeCache,
@@ -62,8 +63,10 @@ def check_state_pools(
     stops a server that leaks. Where its own sum holds and this one does not, the index is what is
     wrong: it is silenced.
     """
-    leaked, message = original(checker, stats)
     cache = checker.tree_cache
+    leaked, message = original(checker, stats)
+    if scheduler_side_of(cache) is not None:
+        read_all_reports(cache)
     reporting.report(cache)
     side = scheduler_side_of(cache)
     if side is None:

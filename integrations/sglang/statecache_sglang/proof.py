@@ -16,9 +16,9 @@ from statecache.engine.verification import note_errors
 from statecache_sglang.scheduler_side import prefix_of, scheduler_side_of
 from statecache_sglang.seams import slots as state_slots
 from statecache_sglang.seams import tree
+from statecache_sglang.steps import plugin_pool, read_all_reports
 
 if TYPE_CHECKING:
-    from statecache_sglang.checkpoints import CheckpointSlots
     from statecache_sglang.views import MatchParameters, MatchResult, Request, TreeCache
 
 __all__ = ["is_proved", "record_store"]
@@ -31,7 +31,7 @@ _KIND = "temporal"
 
 def record_store(cache: TreeCache, req: Request, depth: int) -> None:
     """The state of `req` after `depth` tokens was stored last: write that down in its slot."""
-    slots = _checkpoints(cache)
+    slots = plugin_pool(cache)
     if slots is None or depth <= 0:
         return
     errors = slots.record(_prefix(req, depth))
@@ -42,16 +42,25 @@ def record_store(cache: TreeCache, req: Request, depth: int) -> None:
 
 
 def is_proved(cache: TreeCache, params: MatchParameters, result: MatchResult) -> bool:
-    """Whether the state this match ends at is that of the request's own prefix.
+    """Whether the state this match ends at is there, and that of the request's own prefix.
 
-    One that is not is counted and, unless a running request holds it, dropped.
+    One that is another's is counted and, unless a running request holds it, dropped. Where it is
+    not known yet if it is there, the request is to wait (`statecache_unread`). Without the extra
+    buffer SGLang runs no batch meanwhile, and what would be waited for is the copy alone.
     """
-    slots = _checkpoints(cache)
+    req, side = params.req, scheduler_side_of(cache)
+    req.statecache_unread = False
+    slots = plugin_pool(cache)
     node = result.best_match_node
     state = None if slots is None else cache.tree_core.get_component_device_value(node, _MAMBA)
     if slots is None or state is None:
         return True
-    req, side = params.req, scheduler_side_of(cache)
+    if slots.is_unread(state):
+        req.statecache_unread = cache.enable_mamba_extra_buffer
+        if req.statecache_unread or slots.numbers(state)[0] in read_all_reports(cache):
+            return False
+    if slots.was_refused(state):
+        return False
     prefix = _prefix(req, result.device_prefix_len)
     what = slots.mismatch(state, prefix)
     if what is None and getattr(req, "statecache_compared", None) != (node, prefix):
@@ -73,12 +82,6 @@ def is_proved(cache: TreeCache, params: MatchParameters, result: MatchResult) ->
         if side.registry.condemn(node) and side.faults.active and not side.is_locked(node):
             state_slots.evict_checkpoint(cache)
     return False
-
-
-def _checkpoints(cache: TreeCache) -> CheckpointSlots | None:
-    """Return the plugin's pool of checkpoints; SGLang's own keeps no records."""
-    pool = state_slots.checkpoint_pool(cache.req_to_token_pool)
-    return pool if hasattr(pool, "records") else None  # type: ignore[return-value]  # ours
 
 
 def _prefix(req: Request, depth: int) -> Prefix:

@@ -22,7 +22,6 @@ from statecache_sglang.views import (
     PrefillAdder,
     RadixKey,
     Request,
-    SchedulePolicy,
     TreeCache,
 )
 
@@ -31,7 +30,6 @@ __all__ = [
     "SchedulerSide",
     "is_prompt_end",
     "is_spare_insert",
-    "note_queue",
     "prefix_of",
     "scheduler_side_of",
 ]
@@ -147,21 +145,6 @@ def is_spare_insert(params: InsertParameters | None) -> bool:
 def scheduler_side_of(cache: TreeCache) -> SchedulerSide | None:
     """Return what manages the states of `cache`; None where SGLang does so alone."""
     return getattr(getattr(cache, "tree_core", None), "scheduler_side", None)
-
-
-def note_queue(
-    original: Callable[..., object],
-    policy: SchedulePolicy,
-    waiting_queue: Sequence[Request],
-    *args: object,
-    **kwargs: object,
-) -> object:
-    """Around `SchedulePolicy.calc_priority`, which sorts the queue."""
-    result = original(policy, waiting_queue, *args, **kwargs)
-    side = scheduler_side_of(policy.tree_cache)
-    if side is not None:
-        side.note_queue(waiting_queue)
-    return result
 
 
 def prefix_of(req: Request, depth: int) -> PrefixKey:

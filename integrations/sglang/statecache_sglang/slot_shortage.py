@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from statecache.engine.metrics import MetricKey
-from statecache_sglang import prefill_chunks, proof, reporting, speculation
+from statecache_sglang import prefill_chunks, proof, reporting, speculation, steps
 from statecache_sglang.pool_views import Tensor
 from statecache_sglang.scheduler_side import scheduler_side_of
 from statecache_sglang.seams import scheduler, tree
@@ -62,9 +62,9 @@ class SlotShortageMixin(MambaComponent):
         """SGLang's, or 0 (nothing of the request is cached now) when there is no slot.
 
         All slots are taken before anything else is done, so there is nothing to undo. A state
-        that is not finite is not kept either. Nor is one of more tokens than its key, or than whole
-        pages: SGLang cuts its key to pages, and the node would end before its state. A spare one
-        takes the place of a spare one at most.
+        known not to be finite is not kept either. Nor is one of more tokens than its key, or than
+        whole pages: SGLang cuts its key to pages, and the node would end before its state. A spare
+        one takes the place of a spare one at most.
         """
         side = scheduler_side_of(self.cache)
         if side is not None:
@@ -89,14 +89,16 @@ class SlotShortageMixin(MambaComponent):
         insert_params.statecache_spare = spare
         insert_params.statecache_end = is_finished or token_ids_len >= len(req.origin_input_ids)
         stored = insert_params.mamba_value
-        was_refused = getattr(self.int8_ckpt_pool, "was_refused", None)
-        if stored is not None and was_refused is not None and was_refused(stored):
+        if stored is None or length is None:
+            return length
+        proof.record_store(self.cache, req, length)
+        insert_params.statecache_prefix = getattr(req, "statecache_prefix", None)
+        checkpoints = steps.plugin_pool(self.cache)
+        if checkpoints is not None and checkpoints.was_refused(stored):
+            checkpoints.free(stored)
             insert_params.mamba_value = None
             self._count("not_finite")
             return 0
-        if stored is not None and length is not None:
-            proof.record_store(self.cache, req, length)
-            insert_params.statecache_prefix = getattr(req, "statecache_prefix", None)
         return length
 
     def _has_room_for_spare(self) -> bool:
@@ -190,14 +192,16 @@ def admit_all_or_none(
 ) -> object:
     """Around `PrefillAdder.add_one_req`: a request gets every state slot it needs, or waits.
 
-    One that waits for the state of another is passed over.
+    One that waits for the state of another is passed over, and so is one whose state is stored at
+    this moment, for a step or two: nobody knows yet whether it was finite.
     """
     pool = adder.tree_cache.req_to_token_pool
     if not state_slots.is_hybrid_pool(pool) or adder.tree_cache.disable:
         return original(adder, req, has_chunked_req, *args, **kwargs)
     reporting.report(adder.tree_cache)
     side = scheduler_side_of(adder.tree_cache)
-    if side is not None and side.should_wait(adder, req):
+    unread = getattr(req, "statecache_unread", False)
+    if unread or (side is not None and side.should_wait(adder, req)):
         state_slots.give_back_state(pool, req)
         return scheduler.go_on()
     alone = not has_chunked_req and adder.new_chunked_req is None

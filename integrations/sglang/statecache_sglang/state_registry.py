@@ -225,6 +225,13 @@ class StateRegistry:
         self._condemned[state] = None
         return True
 
+    def has_condemned(self, is_locked: Callable[[int], bool]) -> bool:
+        """Whether a condemned state can go now."""
+        return any(self._can_go(state, is_locked) for state in self._condemned)
+
+    def _can_go(self, state: int, is_locked: Callable[[int], bool]) -> bool:
+        return state not in self._host_only and not is_locked(state)
+
     def next_victim(self, is_locked: Callable[[int], bool]) -> int | None:
         """Return a state that is not locked and was not proposed in this walk.
 
@@ -232,7 +239,7 @@ class StateRegistry:
         none left the cheapest.
         """
         for condemned in self._condemned:
-            if condemned not in self._host_only and not is_locked(condemned):
+            if self._can_go(condemned, is_locked):
                 del self._condemned[condemned]
                 return condemned
         for spare in self._spares:

@@ -72,6 +72,7 @@ class Request(Protocol):
     `statecache_prefix`: the key of what it was last matched with, or left a state of.
     `statecache_compared`: the node, and that prefix, whose bytes were compared last for it.
     `statecache_verified_tokens`: of how many tokens its state is since its last verify step.
+    `statecache_unread`: whether the state it was last matched with is being stored.
     """
 
     kv: RequestKv
@@ -101,6 +102,7 @@ class Request(Protocol):
     statecache_branch_point: int
     statecache_prefix: PrefixKey
     statecache_compared: tuple[int, Prefix]
+    statecache_unread: bool
     statecache_ends: set[int]
     statecache_uncut_end: int
     statecache_passed_over: bool

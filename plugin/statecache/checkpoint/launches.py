@@ -103,10 +103,7 @@ def upload(
     All in one upload to `device`, which the host does not wait for where that is CUDA.
     """
     numbers = [*chain(*lists), *[0] * ((zeros + 1) // 2)]
-    if device.type == "cuda":
-        pinned = torch.tensor(numbers, dtype=torch.int64, pin_memory=True)
-        whole = pinned.to(device, non_blocking=True)
-    else:
-        whole = torch.tensor(numbers, dtype=torch.int64, device=device)
+    listed = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
+    whole = listed.to(device, non_blocking=True)
     *vectors, rest = torch.split(whole, [*map(len, lists), (zeros + 1) // 2])
     return vectors, rest.view(torch.int32)[:zeros]

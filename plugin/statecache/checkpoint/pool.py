@@ -63,6 +63,9 @@ class CheckpointPool:
 
     A call that is refused changes nothing. Should a copy fail after it has begun, the slots of a
     store hold nothing, and the active slots of a load are undefined.
+
+    With `keeps_refused` the slots of a refused store stay allocated, and hold nothing, until they
+    are freed: for a caller that hands them on before it reads the report.
     """
 
     def __init__(
@@ -72,9 +75,11 @@ class CheckpointPool:
         *,
         mode: str = "int8",
         reserve_slot_zero: bool = False,
+        keeps_refused: bool = False,
         free_bytes: int | None = None,
         copies: CheckpointOps | None = None,
     ) -> None:
+        self._keeps_refused = keeps_refused
         self._total = slot_total(slots, reserve_slot_zero=reserve_slot_zero)
         self._first = int(reserve_slot_zero)
         layout = layout_of(active, mode)
@@ -178,15 +183,16 @@ class CheckpointPool:
         self._allocated(used, "store into")
         _require_distinct(used, "store into")
         known = self._format.exact and not unseen
-        targets, sources, flags = self._upload(given, listed, 0 if known else len(given))
+        targets, sources, cleared = self._upload(given, listed, 0 if known else len(given))
+        flags = None if known else cleared
         seen: Tensor | list[int] = [STORED] * len(given)
         before = {slot: self._stored[slot] for slot in used} if unseen else {}
         for slot in used:
             self._stored[slot] = 0
             self._pending.pop(slot, None)
         try:
-            self._launches.store(layout, sources, targets, None if known else flags)
-            if not known:
+            self._launches.store(layout, sources, targets, flags)
+            if flags is not None:
                 seen = flags.to("cpu", non_blocking=True)
         finally:
             done = self._order.end()
@@ -199,22 +205,28 @@ class CheckpointPool:
         return report
 
     def load(
-        self, slots: Sequence[int], active: ActiveState, active_slots: Sequence[int] | Tensor
+        self,
+        slots: Sequence[int] | Tensor,
+        active: ActiveState,
+        active_slots: Sequence[int] | Tensor,
     ) -> None:
         """Bring stored states back into active slots; an entry below 0 on either side is skipped.
 
         Reads the reports of these slots' stores if nobody has yet, which waits for those stores.
-        Entries of a tensor beyond the active slots are skipped, in a list they are refused.
+        Entries of a tensor beyond the active slots are skipped, in a list they are refused. A
+        tensor of slots is used as it is, without waiting for its values: that they hold states, by
+        the reports of their stores, is for the caller to know.
         """
         self._order.begin()
         layout = self._checked(active)
-        given = _integers(slots)
+        given = _vector(slots, "slots") if isinstance(slots, Tensor) else _integers(slots)
         listed = self._active_slots(layout, active_slots, given)
         if not isinstance(listed, Tensor):
             _require_distinct([slot for slot in listed if slot >= 0], "load into active")
-        used = [slot for slot in given if slot >= 0]
-        self._read_reports(used)
-        self._in_use(used, "load")
+        if not isinstance(given, Tensor):
+            used = [slot for slot in given if slot >= 0]
+            self._read_reports(used)
+            self._in_use(used, "load")
         sources, targets, _ = self._upload(given, listed, 0)
         try:
             self._launches.load(layout, sources, targets)
@@ -301,15 +313,10 @@ class CheckpointPool:
         return slots
 
     def _active_slots(
-        self, layout: Layout, active_slots: Sequence[int] | Tensor, slots: Sequence[int]
+        self, layout: Layout, active_slots: Sequence[int] | Tensor, slots: Sequence[int] | Tensor
     ) -> Tensor | list[int]:
         if isinstance(active_slots, Tensor):
-            dtype = active_slots.dtype
-            if active_slots.dim() != 1 or dtype not in _INTEGERS:
-                raise ValueError(
-                    f"active slots {tuple(active_slots.shape)} of {dtype}: need a vector of"
-                    " integers"
-                )
+            _vector(active_slots, "active slots")
         if len(active_slots) != len(slots):
             raise ValueError(f"{len(active_slots)} active slots for {len(slots)} slots")
         if isinstance(active_slots, Tensor):
@@ -321,13 +328,18 @@ class CheckpointPool:
         return listed
 
     def _upload(
-        self, slots: list[int], active_slots: Tensor | list[int], zeros: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return slots, active slots and so many zeros on the device."""
-        if isinstance(active_slots, Tensor):
-            (ours,), cleared = upload([slots], zeros, self._device)
-            return ours, active_slots.to(self._device, torch.int64).contiguous(), cleared
-        (ours, theirs), cleared = upload([slots, active_slots], zeros, self._device)
+        self, slots: Tensor | list[int], active_slots: Tensor | list[int], zeros: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return slots, active slots and so many zeros on the device; what is there stays."""
+        both = (slots, active_slots)
+        lists = [each for each in both if not isinstance(each, Tensor)]
+        uploaded, cleared = upload(lists, zeros, self._device) if lists else ([], None)
+        ours, theirs = (
+            each.to(self._device, torch.int64).contiguous()
+            if isinstance(each, Tensor)
+            else uploaded.pop(0)
+            for each in both
+        )
         return ours, theirs, cleared
 
     def _release(self, slot: int) -> None:
@@ -340,7 +352,7 @@ class CheckpointPool:
     ) -> tuple[int, ...]:
         """Take note of a report, where slots were not used since.
 
-        What was skipped holds again what it held `before`; what was refused is freed.
+        What was skipped holds again what it held `before`; what was refused holds nothing.
         """
         refused = []
         for slot, flag in zip(slots, flags, strict=True):
@@ -350,10 +362,19 @@ class CheckpointPool:
             if not flag:
                 self._stored[slot] = before[slot]
             elif flag != STORED:
-                self._release(slot)
-                self._refused.add(slot)
+                if self._keeps_refused:
+                    self._stored[slot] = 0
+                else:
+                    self._release(slot)
+                    self._refused.add(slot)
                 refused.append(slot)
         return tuple(refused)
+
+
+def _vector(slots: Tensor, what: str) -> Tensor:
+    if slots.dim() != 1 or slots.dtype not in _INTEGERS:
+        raise ValueError(f"{what} {tuple(slots.shape)} of {slots.dtype}: need a vector of integers")
+    return slots
 
 
 def _integers(slots: Iterable[int]) -> list[int]:

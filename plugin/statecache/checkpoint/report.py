@@ -28,18 +28,23 @@ class StoreReport:
         self._settle = settle
         self._refused: tuple[int, ...] | None = None
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether there is nothing to wait for, and never was."""
+        return self._done is None
+
     def is_ready(self) -> bool:
         """Whether the report can be read without waiting."""
         return self._refused is not None or self._done is None or _is_over(self._done)
 
     def refused(self) -> tuple[int, ...]:
-        """Return the slots that hold no state: the pool has freed them, so forget them.
+        """Return the slots that hold no state, so forget them: the pool has freed them.
 
-        Their source held NaN or Inf, or could not come back finite. A slot that was skipped is not
-        among them: it holds what it held before the store.
+        Unless it was made to keep them. Their source held NaN or Inf, or could not come back
+        finite. A slot that was skipped is not among them: it holds what it held before the store.
         """
         if self._refused is None:
-            if self._done is not None:
+            if self._done is not None and not self.is_ready():
                 self._done.synchronize()
             flags = self._flags
             self._refused = self._settle(flags.tolist() if isinstance(flags, Tensor) else flags)

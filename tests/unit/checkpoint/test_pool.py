@@ -203,6 +203,49 @@ def test_a_late_report_leaves_later_uses_of_a_slot_alone():
     pool.load([slot], active, [5])
 
 
+@pytest.mark.parametrize("used", ["not", "freed", "stored again"])
+def test_a_pool_that_keeps_refused_slots_leaves_them_to_whom_they_were_handed(used):
+    """Slot 0 of 2 is refused: it is free once it is freed, and holds what is stored in it then."""
+    active = make_active()
+    active.temporal[0, 1] = float("nan")
+    pool = CheckpointPool(active, 2, keeps_refused=True)
+    slots = pool.alloc(2)
+    report = pool.store(active, torch.tensor([1, 2]), slots)
+    if used == "stored again":
+        pool.store(active, [3], slots[:1])
+    assert report.refused() == (() if used == "stored again" else (0,))
+    assert pool.available == 0
+    if used == "stored again":
+        pool.load(slots, active, [4, 5])
+        return
+    with pytest.raises(ValueError, match="load slot 0: no state is stored in it"):
+        pool.load(slots, active, [4, 5])
+    if used == "freed":
+        pool.free(slots[:1])
+        assert pool.available == 1
+        assert pool.alloc(1) == [0]
+
+
+@pytest.mark.parametrize("copies", [native_ops(), plain_ops()])
+@pytest.mark.parametrize("mode", FORMATS)
+def test_slots_of_a_load_can_be_a_tensor(mode, copies):
+    active = make_active()
+    pool = CheckpointPool(active, 3, mode=mode, copies=copies)
+    slots = pool.alloc(3)
+    pool.store(active, [0, 1, 2], slots)
+    back = zeros_like(active)
+    pool.load(torch.tensor([slots[2], -1, 3, slots[0]], dtype=torch.int32), back, [5, 4, 3, 2])
+    assert all((each[..., [0, 1, 3, 4], :, :, :] == 0).all() for each in back.temporals())
+    for source, target in ((2, 5), (0, 2)):
+        assert all(map(same_bits, exact_rows(back, target), exact_rows(active, source)))
+        assert is_close(back.temporal[:, target], active.temporal[:, source])
+    back = zeros_like(active)
+    pool.load(torch.tensor(slots), back, torch.tensor([3, 4, 5]))
+    assert all(map(same_bits, exact_rows(back, 4), exact_rows(active, 1)))
+    with pytest.raises(ValueError, match="need a vector of integers"):
+        pool.load(torch.tensor([0.5]), back, [0])
+
+
 @pytest.mark.parametrize("mode", FORMATS)
 def test_negative_entries_are_skipped(mode):
     active = make_active()
