@@ -102,18 +102,25 @@ def tail(log: Path) -> str:
     return log.read_text(errors="replace")[-3000:]
 
 
-@contextmanager
-def running(model: Path, log: Path, *flags: str, start=LAUNCH, **variables: str):
-    """Start a server, wait until it is ready, and take its whole process group down after."""
-    port = free_port()
+def _launch(command: list[str], log: Path, variables: dict[str, str]) -> subprocess.Popen:
     with log.open("w") as out:
-        process = subprocess.Popen(
-            command(start, model, "--port", str(port), *flags),
+        return subprocess.Popen(
+            command,
             env=environment(**variables),
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+@contextmanager
+def running(
+    model: Path, log: Path, *flags: str, start=LAUNCH, process_of=_launch, **variables: str
+):
+    """Start a server, wait until it is ready, and take its whole process group down after."""
+    port = free_port()
+    log.touch()
+    process = process_of(command(start, model, "--port", str(port), *flags), log, variables)
     try:
         _wait_until_ready(process, log, port)
         yield Server(port, log)

@@ -28,8 +28,11 @@ def _save_tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def make_tiny_model(folder: Path) -> Path:
-    """Three gated-delta layers and one attention layer; the same weights every time."""
+def make_tiny_model(folder: Path, spread: float = 0.02) -> Path:
+    """Three gated-delta layers and one attention layer; the same weights every time.
+
+    They are as far apart as `spread` says: the more, the more a state decides what comes next.
+    """
     torch.manual_seed(0)
     config = Qwen3NextConfig(
         vocab_size=VOCABULARY,
@@ -52,6 +55,7 @@ def make_tiny_model(folder: Path) -> Path:
         bos_token_id=1,
         eos_token_id=0,
         full_attention_interval=4,
+        initializer_range=spread,
     )
     Qwen3NextForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     _save_tokenizer(folder)

@@ -5,11 +5,9 @@ vLLM's attention on a CPU takes blocks of 32 tokens and its gated-delta layers b
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GraniteMoeHybridConfig,
@@ -18,6 +16,8 @@ from transformers import (
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
+
+from support.mtp_head import add_drafter  # noqa: F401
 
 VOCABULARY = 512
 _COMMON = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -95,43 +95,6 @@ def _granite() -> torch.nn.Module:
 # their chunks must not be longer than a block.
 BLOCKS = {"qwen3_next": 32, "granite": 256}
 MODELS = {"qwen3_next": _qwen3_next, "granite": _granite}
-
-
-def add_drafter(folder: Path, noise: float = 1.0, *, right: bool = True) -> Path:
-    """Give a `qwen3_next` an MTP head, and each token one that follows it.
-
-    The head drafts that one, or if it is not to be `right` the least likely one of all. What the
-    layers of the model add to it is scaled by `noise`: with 1.0 the model goes on as the head says,
-    with 4.0 about one time in five.
-    """
-    path = folder / "model.safetensors"
-    weights = load_file(path)
-    size = weights["lm_head.weight"].shape[1]
-    last = "model.layers.7."
-    weights |= {
-        f"mtp.layers.0.{name.removeprefix(last)}": weights[name].clone()
-        for name in list(weights)
-        if name.startswith(last)
-    }
-    for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
-        weights[f"mtp.{name}.weight"] = torch.zeros(size, dtype=torch.bfloat16)
-    torch.manual_seed(7)
-    tokens = torch.randn(VOCABULARY, size)
-    follows = torch.tensor([t // 16 * 16 + (t + 1) % 16 for t in range(VOCABULARY)])
-    head = torch.zeros(VOCABULARY, size)
-    head[follows] = tokens
-    weights["model.embed_tokens.weight"] = tokens.to(torch.bfloat16)
-    weights["lm_head.weight"] = (0.2 * head).to(torch.bfloat16)
-    for name, weight in weights.items():
-        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
-            weights[name] = (weight.float() * noise).to(torch.bfloat16)
-    embedding = torch.eye(size) if right else -torch.eye(size)
-    weights["mtp.fc.weight"] = torch.cat([embedding, torch.zeros(size, size)], 1).to(torch.bfloat16)
-    save_file(weights, path, metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    config["num_nextn_predict_layers"] = 1
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def make_tiny_model(name: str, folder: Path) -> Path:

@@ -29,6 +29,12 @@ def host_copies(*_args, **_kwargs):
     copies.install()
 
 
+def drafting(*_args, **_kwargs):
+    import drafting as drafts
+
+    drafts.install()
+
+
 def install():
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -40,3 +46,5 @@ def install():
         HookRegistry.register(target, plain, HookType.REPLACE)
     cache = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
     HookRegistry.register(f"{cache}.init_hicache", host_copies, HookType.BEFORE)
+    algorithm = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm"
+    HookRegistry.register(f"{algorithm}.create_worker", drafting, HookType.BEFORE)

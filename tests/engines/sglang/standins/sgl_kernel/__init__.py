@@ -5,6 +5,17 @@ import itertools
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from sgl_kernel.speculative import (  # noqa: F401
+    assign_draft_cache_locs_contiguous_cpu,
+    assign_extend_cache_locs_cpu,
+    assign_req_to_token_pool_cpu,
+    build_tree_kernel_efficient_cpu,
+    copy_all_layer_kv_cache_cpu,
+    fill_accept_out_cache_loc_cpu,
+    fill_bonus_tokens_cpu,
+    verify_tree_greedy_cpu,
+)
+
 __version__ = "0.0.0+standin"
 
 
@@ -57,16 +68,35 @@ def causal_conv1d_fn_cpu(
 
 
 def causal_conv1d_update_cpu(
-    x, conv_state, weight, bias=None, activation=None, conv_state_indices=None, **_kwargs
+    x,  # [requests, channels], or with drafts [requests, channels, tokens]
+    conv_state,
+    weight,
+    bias=None,
+    activation=None,
+    conv_state_indices=None,
+    intermediate_conv_window=None,  # [rows, tokens, channels, width - 1]: the state after each
+    intermediate_state_indices=None,
+    **_kwargs,
 ):
     slots = conv_state_indices.long()
-    width = weight.shape[-1]
-    padded = torch.cat([conv_state[slots].to(x.dtype), x[..., None]], -1)
-    y = (padded[..., -width:].float() * weight.float()[None]).sum(-1)
+    if intermediate_conv_window is None:
+        padded = torch.cat([conv_state[slots].to(x.dtype), x[..., None]], -1)
+        conv_state[slots] = padded[..., 1:].to(conv_state.dtype)
+        return _convolve_last(padded, weight, bias, activation)
+    out, rows, state = torch.empty_like(x), intermediate_state_indices.long(), conv_state[slots]
+    for token in range(x.shape[-1]):
+        padded = torch.cat([state.to(x.dtype), x[..., token, None]], -1)
+        state = padded[..., 1:].to(conv_state.dtype)
+        intermediate_conv_window[rows, token] = state.to(intermediate_conv_window.dtype)
+        out[..., token] = _convolve_last(padded, weight, bias, activation)
+    return out
+
+
+def _convolve_last(padded, weight, bias, activation):
+    y = (padded[..., -weight.shape[-1] :].float() * weight.float()[None]).sum(-1)
     if bias is not None:
         y = y + bias.float()
-    conv_state[slots] = padded[..., 1:].to(conv_state.dtype)
-    return _activate(y, activation).to(x.dtype)
+    return _activate(y, activation).to(padded.dtype)
 
 
 def fused_gdn_gating_cpu(A_log, a, b, dt_bias):  # noqa: N803
@@ -122,21 +152,30 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
     initial_state_source,
     initial_state_indices,
     cu_seqlens,
+    intermediate_states_buffer=None,  # [rows, tokens, ...]: the state after each token
+    intermediate_state_indices=None,
     **_kwargs,
 ):
+    """With a buffer nothing else is written: what is kept is decided once drafts are accepted."""
     decay, beta = fused_gdn_gating_cpu(
         A_log, a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]), dt_bias
     )
-    return chunk_gated_delta_rule_cpu(
-        q,
-        k,
-        v,
-        decay,
-        beta,
-        initial_state_source,
-        cu_seqlens,
-        initial_state_indices=initial_state_indices,
-    )[0]
+
+    def update(tokens, states, slots, bounds):
+        parts = (part[:, tokens] for part in (q, k, v, decay, beta))
+        return chunk_gated_delta_rule_cpu(*parts, states, bounds, initial_state_indices=slots)[0]
+
+    if intermediate_states_buffer is None:
+        return update(slice(None), initial_state_source, initial_state_indices, cu_seqlens)
+    out, requests = torch.zeros_like(v), len(cu_seqlens) - 1
+    width, every = v.shape[1] // requests, torch.arange(requests)
+    states = initial_state_source[initial_state_indices[:requests].long()]
+    for token in range(width):
+        own = slice(token, None, width)
+        out[:, own] = update(own, states, every, torch.arange(requests + 1))
+        rows = intermediate_state_indices[:requests].long()
+        intermediate_states_buffer[rows, token] = states.to(intermediate_states_buffer.dtype)
+    return out
 
 
 torch.ops.sgl_kernel.fused_gdn_gating_cpu = fused_gdn_gating_cpu
