@@ -2,7 +2,8 @@
 
 vLLM 0.32 loads general plugins before it parses the command line (`AsyncEngineArgs.add_cli_args`),
 when an engine is configured, and again in every process it starts (`EngineCore`, workers). The
-settings travel to those processes in the connector's configuration, inside `VllmConfig`.
+settings travel to those processes inside `VllmConfig`: in the connector's configuration, without a
+checkpoint pool in `additional_config`.
 """
 
 from __future__ import annotations

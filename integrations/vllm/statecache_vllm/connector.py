@@ -261,3 +261,11 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
         self, layer_name: str, kv_layer: Tensor, attn_metadata: object, **kwargs: object
     ) -> None:
         """Nothing is saved layer by layer."""
+
+
+class UnconnectedScheduler(StateCacheConnector):
+    """The scheduler's half where vLLM is configured without a connector: workers have none."""
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> None:  # type: ignore[override]
+        """Plan a step in which no worker copies anything."""
+        super().build_connector_meta(scheduler_output)

@@ -11,7 +11,7 @@ from statecache.engine.cost import cost_text
 from statecache.engine.settings import Settings
 from statecache.errors import SettingsError
 from statecache.trace.record_file import check_record_file
-from statecache_vllm import seam_table, seams, unsupported
+from statecache_vllm import seam_table, seams, unconnected, unsupported
 from statecache_vllm.checkpoint_memory import check_slots
 from statecache_vllm.prefill_chunks import check_interval
 from statecache_vllm.views import EngineArgs, VllmConfig
@@ -22,7 +22,7 @@ _log = logging.getLogger("statecache.vllm")
 def configure(
     settings: Settings, engine_args: EngineArgs, create: Callable[[], VllmConfig]
 ) -> VllmConfig:
-    """Probe every seam, have vLLM make its configuration with the connector in it, and check it.
+    """Probe every seam, have vLLM make its configuration, put in what is needed, and check it.
 
     Raises `SeamError` or `SettingsError` with nothing installed. A model without recurrent states
     gets vLLM's own configuration.
@@ -39,17 +39,20 @@ def configure(
             f"--statecache-policy {settings.policy} needs --statecache-checkpoints: it rules the"
             " slots of that pool (the blocks have --statecache-block-policy)"
         )
-    unsupported.refuse(engine_args, pool=in_force.checkpoints is not None)
+    pool = in_force.checkpoints is not None
+    unsupported.refuse(engine_args, pool=pool)
     if engine_args.block_size is not None:
         # The block can only become a multiple of this one, in processes that start later.
         check_interval(in_force, engine_args.block_size)
-    config = _with_connector(settings, engine_args, create)
+    config = _with_connector(settings, engine_args, create) if pool else create()
     if not config.model_config.is_hybrid:
         _log.warning("statecache: this model caches no recurrent states; nothing was changed")
-        return create()
+        return create() if pool else config
     unsupported.refuse_config(config)
     check_slots(in_force, config)
     _check(config)
+    if not pool:
+        unconnected.carry(config, _given(settings))
     _log.info(
         "statecache: block policy %s, checkpoints %s, policy %s, vLLM %s",
         in_force.block_policy,
@@ -63,20 +66,23 @@ def configure(
 def _with_connector(
     settings: Settings, engine_args: EngineArgs, create: Callable[[], VllmConfig]
 ) -> VllmConfig:
-    """Return vLLM's configuration with the connector and, for a checkpoint pool, the worker."""
-    given = {name: getattr(settings, name) for name in settings.given}
-    if "cost" in given:
-        given["cost"] = cost_text(settings.cost_model())
+    """Return vLLM's configuration with the connector and the worker of a checkpoint pool."""
     worker_class = engine_args.worker_cls
-    engine_args.kv_transfer_config = seams.connect(given)
-    if settings.in_force.checkpoints is not None:
-        engine_args.worker_cls = seams.worker_class()
+    engine_args.kv_transfer_config = seams.connect(_given(settings))
+    engine_args.worker_cls = seams.worker_class()
     try:
         return create()
     finally:
-        if settings.in_force.checkpoints is not None:
-            engine_args.worker_cls = worker_class
+        engine_args.worker_cls = worker_class
         engine_args.kv_transfer_config = None
+
+
+def _given(settings: Settings) -> dict[str, object]:
+    """Return the settings as they travel to every process."""
+    given = {name: getattr(settings, name) for name in settings.given}
+    if "cost" in given:
+        given["cost"] = cost_text(settings.cost_model())
+    return given
 
 
 def check_seams(settings: Settings) -> None:

@@ -8,19 +8,23 @@ installed for one scheduler, all of them or none.
 from __future__ import annotations
 
 from statecache.engine.patching import Patch
-from statecache_vllm.engine_paths import ARGUMENTS, MANAGER, POOL, SCHEDULER
+from statecache_vllm.engine_paths import ARGUMENTS, MANAGER, POOL, SCHEDULER, STATS
 
 __all__ = [
     "ALLOCATE_SLOTS",
     "ALWAYS",
+    "BEGIN_METRICS",
+    "BEGIN_SCHEDULER",
     "BLOCK_MAP",
     "CACHE_PARTIAL_BLOCK",
     "END_PREFILL_CHUNK",
     "EVICT_BLOCKS",
     "FREE_QUEUE",
     "GET_COMPUTED_BLOCKS",
+    "LOG_CONNECTOR",
     "PATCHES",
     "REMOVE_SKIPPED_BLOCKS",
+    "RESET_CONNECTOR_CACHE",
     "RESET_PREFIX_CACHE",
     "TOUCH",
     "UPDATE_FROM_OUTPUT",
@@ -28,6 +32,9 @@ __all__ = [
 
 _NO_FLAGS_OF_PLUGINS = "a plugin has no way to add flags to vLLM's command line"
 _PLUGGABLE_POLICY = "vLLM has a pluggable policy for its block pool (vllm#40270, open)"
+_NO_CONNECTOR = (
+    "vLLM 0.33 hashes no look-ahead tokens where a KV connector is configured (vllm#50897)"
+)
 _RESET_EVENT = "vLLM tells a connector of `BlockPool.reset_prefix_cache` and `evict_blocks`"
 
 ALWAYS = (
@@ -45,11 +52,36 @@ ALWAYS = (
     ),
     Patch(
         f"{ARGUMENTS}:EngineArgs.create_engine_config",
-        why="puts the connector and the worker into the configuration, and refuses what does not"
-        " go together with the plugin",
+        why="puts the settings or, for a checkpoint pool, connector and worker into the"
+        " configuration, and refuses what does not go together with the plugin",
         upstream="general plugins are loaded before there is a configuration and never see it",
         remove_when="general plugins can look at a configuration",
     ),
+)
+
+BEGIN_SCHEDULER = Patch(
+    f"{SCHEDULER}:Scheduler.__init__",
+    why="a block policy alone needs no KV connector, with which hits would be shorter",
+    upstream=_NO_CONNECTOR,
+    remove_when=_PLUGGABLE_POLICY,
+)
+RESET_CONNECTOR_CACHE = Patch(
+    f"{SCHEDULER}:Scheduler.reset_connector_cache",
+    why="counts of a connector's own hits are reset with it, and there are none",
+    upstream="Scheduler.reset_connector_cache of vLLM 0.32",
+    remove_when=_PLUGGABLE_POLICY,
+)
+BEGIN_METRICS = Patch(
+    f"{STATS}:KVConnectorProm.__init__",
+    why="what a scheduler without a connector counts is shown by /metrics",
+    upstream="KVConnectorProm of vLLM 0.32 asks the configured connector for its metrics",
+    remove_when="a plugin can add metrics of the scheduler to vLLM's",
+)
+LOG_CONNECTOR = Patch(
+    f"{STATS}:KVConnectorLogging.observe",
+    why="the same counts pass vLLM's log, which knows none without a connector",
+    upstream="KVConnectorLogging of vLLM 0.32 has no `connector_cls` then",
+    remove_when="a plugin can add metrics of the scheduler to vLLM's",
 )
 
 END_PREFILL_CHUNK = Patch(
@@ -132,6 +164,10 @@ REMOVE_SKIPPED_BLOCKS = Patch(
 
 PATCHES = (
     *ALWAYS,
+    BEGIN_SCHEDULER,
+    RESET_CONNECTOR_CACHE,
+    BEGIN_METRICS,
+    LOG_CONNECTOR,
     END_PREFILL_CHUNK,
     UPDATE_FROM_OUTPUT,
     GET_COMPUTED_BLOCKS,

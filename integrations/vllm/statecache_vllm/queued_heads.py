@@ -25,6 +25,7 @@ class _HashedTokens:
 
     A hash stands for all tokens up to its end, with salt, adapter and images in it: a slice is the
     last one that ends in it. Two prompts seem to share the block in which they part, but its end.
+    A hash that covers tokens behind its block (vLLM 0.33, for a drafter) is there once they are.
 
     Where vLLM gives up the last `dropped` tokens of a hit, they are shared only if those behind
     them are, too.
@@ -32,7 +33,8 @@ class _HashedTokens:
 
     def __init__(self, request: Request, tokens_per_hash: int, dropped: int) -> None:
         self._hashes = request.block_hashes
-        self._tokens = request.num_tokens
+        hashed = (len(self._hashes) + 1) * tokens_per_hash
+        self._tokens = min(request.num_tokens, hashed - 1)
         self._per_hash = tokens_per_hash
         self._dropped = dropped
 

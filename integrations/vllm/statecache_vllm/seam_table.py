@@ -90,6 +90,10 @@ SEAMS: tuple[Seam, ...] = (
         ("cls", "vllm_config", "metric_types", "labelnames", "per_engine_labelvalues"),
     ),
     Seam(STATS, "KVConnectorStats", ("data",)),
+    *methods(
+        STATS, "KVConnectorProm", {"__init__": "vllm_config labelnames per_engine_labelvalues"}
+    ),
+    Seam(STATS, "KVConnectorLogging.observe", ("self", "transfer_stats_data")),
     Seam(STATS, "KVConnectorPromMetrics.observe", ("self", "transfer_stats_data", "engine_idx")),
     *methods(
         POOL,
@@ -155,6 +159,9 @@ SEAMS: tuple[Seam, ...] = (
             " num_external_computed_tokens",
             "update_from_output": "scheduler_output model_runner_output",
             "reset_prefix_cache": "reset_running_requests reset_connector",
+            "reset_connector_cache": "",
+            "__init__": "vllm_config kv_cache_config structured_output_manager block_size"
+            " hash_block_size mm_registry include_finished_set log_stats",
         },
     ),
     *methods(

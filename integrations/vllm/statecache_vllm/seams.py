@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         KVCacheSpec,
         MambaSpec,
         Tensor,
+        TransferConfig,
         VllmConfig,
     )
 
@@ -51,6 +52,7 @@ __all__ = [
     "require_empty",
     "set_block_map",
     "set_free_queue",
+    "scheduler_role",
     "share_log",
     "state_tensors",
     "stats_bases",
@@ -137,17 +139,18 @@ def hook_engine_args(
     owner.create_engine_config = create_engine_config
 
 
-def connect(given: dict[str, object]) -> object:
+def connect(given: dict[str, object]) -> TransferConfig:
     """Return the `KVTransferConfig` that makes every process of the engine load the connector.
 
     The role is the one that keeps vLLM's own rules for freeing blocks (`kv_both` defers frees).
     """
-    return load(at.TRANSFER).KVTransferConfig(
+    config: TransferConfig = load(at.TRANSFER).KVTransferConfig(
         kv_connector="StateCacheConnector",
         kv_connector_module_path="statecache_vllm.connector",
         kv_role="kv_producer",
         kv_connector_extra_config={"statecache": given},
     )
+    return config
 
 
 def device_memory() -> int:
@@ -187,7 +190,13 @@ def stats_bases() -> tuple[Any, Any]:
 
 def is_scheduler_role(role: object) -> bool:
     """Whether a connector is the scheduler's; a worker's otherwise."""
-    return bool(role == load(at.CONNECTOR).KVConnectorRole.SCHEDULER)
+    return bool(role == scheduler_role())
+
+
+def scheduler_role() -> object:
+    """Return the role of a connector that is the scheduler's."""
+    role: object = load(at.CONNECTOR).KVConnectorRole.SCHEDULER
+    return role
 
 
 def worker_base(*, cpu: bool) -> Any:

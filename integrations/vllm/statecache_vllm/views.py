@@ -273,6 +273,7 @@ class Scheduler(Protocol):
     """A scheduler of one engine."""
 
     connector: object
+    kv_cache_manager: KVCacheManager
     waiting: Iterable[Request]
 
     def reset_prefix_cache(self, reset_running_requests: bool = ...) -> bool: ...
@@ -369,6 +370,7 @@ class VllmConfig(Protocol):
     parallel_config: ParallelConfig
     compilation_config: CompilationConfig
     kv_transfer_config: TransferConfig
+    additional_config: object
     speculative_config: SpeculativeConfig | None
     aux_output_config: AuxOutputConfig
     num_speculative_tokens: int

@@ -181,7 +181,9 @@ class Run:
             log_stats=False,
         )
         init_none_hash(_HASH)
-        self._hasher = get_request_block_hasher(hash_block or block, _HASH)
+        ahead = getattr(self.config, "num_hash_lookahead_tokens", 0)  # from vLLM 0.33 on
+        more_hashed = (ahead,) if ahead else ()
+        self._hasher = get_request_block_hasher(hash_block or block, _HASH, *more_hashed)
         self._count = 0
         self.block = block
         self.shadow = Shadow(self)

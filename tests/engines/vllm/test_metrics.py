@@ -5,9 +5,10 @@ import random
 import pytest
 import test_server
 from engine import document
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY
 from scheduled import Run, traffic, without_states, words
 from test_server import ask, serve
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from statecache.tools.doctor_server import look_at_server
@@ -109,13 +110,10 @@ def test_a_worker_and_a_failure_report_nothing(model):
 def test_a_second_engine_in_one_process_goes_on_with_the_metrics(model):
     """VLLM takes its own metrics off the registry when it makes new ones, but not ours."""
     config = Run(model, blocks=60, plugin={}).config
-    types = {Counter: Counter, Gauge: Gauge, Histogram: Histogram}
     labels = {"engine": "vllm", "model_name": "tiny", "rank": "0"}
     for total in (3, 6):
         unregister_vllm_metrics()
-        made = StateCacheConnector.build_prom_metrics(
-            config, types, ["model_name", "engine"], {0: ["tiny", "0"]}
-        )
+        made = KVConnectorProm(config, ["model_name", "engine"], {0: ["tiny", "0"]})
         active = REGISTRY.get_sample_value("statecache_active", {**labels, "policy": "reuse"})
         assert active == 1
         made.observe({"requests": 3.0, "active|reuse": 0.0}, 0)

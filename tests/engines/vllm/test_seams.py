@@ -19,7 +19,7 @@ from statecache.engine.seams import Seam, probe
 from statecache.engine.settings import Settings
 from statecache.engine.views import members_of
 from statecache.errors import SeamError, SettingsError
-from statecache_vllm import adapter, seam_table, seams, unsupported, views
+from statecache_vllm import adapter, seam_table, seams, unconnected, unsupported, views
 from statecache_vllm.install import check_seams
 from statecache_vllm.seam_table import SEAMS, TESTED, VIEWS
 from statecache_vllm.unsupported import REFUSED
@@ -101,8 +101,8 @@ def parsed(*words):
 
 def given_to_processes(engine_args):
     config = engine_args.create_engine_config()
-    transfer = config.kv_transfer_config
-    return transfer and transfer.kv_connector_extra_config["statecache"]
+    assert config.kv_transfer_config is None
+    return unconnected.settings_of(config)
 
 
 def test_flags_reach_every_process(model):
@@ -140,8 +140,10 @@ def test_without_the_flag_the_configuration_is_vllms_own(model):
 def test_a_pool_brings_its_worker(model):
     config = {**ON, "statecache_checkpoints": "native"}
     engine_args = EngineArgs(model=str(model), block_size=32, additional_config=config)
-    worker = engine_args.create_engine_config().parallel_config.worker_cls
+    made = engine_args.create_engine_config()
+    worker = made.parallel_config.worker_cls
     assert worker == "statecache_vllm.worker_side.CpuCheckpointWorker"
+    assert made.kv_transfer_config.kv_connector == "StateCacheConnector"
     assert engine_args.worker_cls == "auto"
 
 
@@ -263,7 +265,7 @@ def test_ngram_and_mtp_go_with_the_plugin(drafting):
         config = EngineArgs(
             model=str(drafting), block_size=32, additional_config=ON, **given
         ).create_engine_config()
-        assert config.kv_transfer_config.kv_connector == "StateCacheConnector"
+        assert unconnected.settings_of(config) is not None
         assert config.num_speculative_tokens > 0
 
 
