@@ -20,7 +20,7 @@ export PATH := $(abspath $(RUN)):$(PATH)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: all test test-quick golden lint test-cpp test-python test-engines test-sglang test-vllm engines \
-  versions tally install system tools bench soak demo fuzz sanitized test-sanitized wheel other-torch clean
+  versions tally install system tools bench soak demo fuzz sanitized test-sanitized wheel wheels other-torch clean
 all: test
 
 # All groups run, whatever becomes of the others; the tally says which of them failed. A group that
@@ -201,6 +201,12 @@ wheel: $(VENV)/.ready
 	STATECACHE_OPS=ON $(PY) -m pip wheel -q --no-build-isolation --no-deps -w dist .
 	for wheel in dist/*.whl; do $(PY) tests/packaging/wheel_contents.py $$wheel >$$wheel.cdx.json || exit 1; done
 	@ls -l dist
+
+# One for each Python of PYTHONS that is here (python3.12 on the PATH, pyenv's or uv's), each tested
+# where it is installed; those that are not here are named. `make wheel` keeps the list of contents.
+PYTHONS := 3.11 3.12 3.13
+wheels: $(VENV)/.ready
+	$(PY) tests/packaging/build_wheels.py $(PYTHONS)
 
 # The copies of that wheel under another torch than the one it was built with: torch's stable ABI.
 OTHER_TORCH := 2.14.1

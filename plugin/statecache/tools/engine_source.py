@@ -222,8 +222,12 @@ def _version(place: Path, package: str) -> str:
     names: dict[str, str] = {}
     own = package.replace("_", "-")
     for distribution in importlib.metadata.distributions(path=[str(place)]):
-        said, version = distribution.metadata["Name"], distribution.metadata["Version"]
-        name = (said or "").lower().replace("_", "-")
+        said = distribution.metadata
+        name, version = (
+            said[key] if key in said else ""  # noqa: SIM401 - typed without a `get` in 3.11
+            for key in ("Name", "Version")
+        )
+        name = name.lower().replace("_", "-")
         if version and (name == own or name.startswith(f"{own}-")):
             names[name] = version
     found = names.get(own) or next(iter(names.values()), "unknown")

@@ -58,6 +58,7 @@ NOT_RUN = {
     "make fuzz": "half an hour; tests/fuzz and ctest run it for seconds",
     "make sanitized": "minutes: it builds the extensions anew",
     "make other-torch": "installs several GB",
+    "make wheels": "minutes: it makes an environment for each Python",
     "make versions": "hours: it installs each version of both engines",
     "make soak": "hours; a form of seconds is a test of both engines",
     "make demo": "minutes; its first half is the two commands at the top of README",
