@@ -127,7 +127,7 @@ engines: $(VENV)/.ready
 	VLLM=$(VLLM) SGLANG=$(SGLANG) tests/engines/install.sh $(ENGINES)
 
 # The tests of every version that an adapter is for, as the table of docs/compatibility.md: hours.
-# make versions ONLY="vllm=0.31.0 vllm=0.33.0"
+# make versions ONLY="vllm=0.31.0 vllm=0.33.0 seams differential": these, and these columns
 ONLY :=
 versions: engines
 	python3 tests/engines/versions.py $(ONLY)

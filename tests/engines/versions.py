@@ -1,9 +1,10 @@
 """Runs the tests of each version of an engine and prints what passed, as a table.
 
-usage: python3 tests/engines/versions.py [ENGINE=VERSION ...]    # without: all that are supported
+usage: python3 tests/engines/versions.py [ENGINE=VERSION | COLUMN ...]    # without: all of them
 
-Each version is installed beside the pinned ones (install.sh). A test that a version cannot run, as
-one of a model where there is no build for CPUs, is none of those that are counted.
+What has run is said on stderr at once, with its seconds. Each version is installed beside the
+pinned ones (install.sh). A test that a version cannot run, as one of a model where there is no
+build for CPUs, is none of those that are counted.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,11 +24,18 @@ TITLES = {"sglang": "SGLang", "vllm": "vLLM"}
 # Files of tests by what they show, in each engine's folder.
 COLUMNS = {
     "seams": {"sglang": ["seams", "unsupported"], "vllm": ["seams"]},
-    "cache layer": {
+    "cache-layer": {
         "sglang": ["cache_rules", "admission", "slot_shortage", "states_per_path", "int8"],
-        "vllm": ["scheduler", "scheduler_side", "cache_rules", "siblings", "reuse_policy"],
+        "vllm": [
+            "unconnected",
+            "scheduler",
+            "scheduler_side",
+            "cache_rules",
+            "siblings",
+            "reuse_policy",
+        ],
     },
-    "restores, outputs": {
+    "outputs": {
         "sglang": ["hicache", "verify", "speculation"],
         "vllm": ["restore", "outputs", "verify", "drafted_states"],
     },
@@ -64,7 +73,8 @@ def run(python: Path, files: Sequence[Path], report: Path) -> str:
     """Run tests and return how many passed, and failed if any did."""
     report.parent.mkdir(parents=True, exist_ok=True)
     report.unlink(missing_ok=True)
-    command = [str(python), "-m", "pytest", "-q", f"--junit-xml={report}", *map(str, files)]
+    command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"]
+    command += [f"--junit-xml={report}", *map(str, files)]
     subprocess.run(command, check=False, stdout=sys.stderr, cwd=ROOT)
     if not report.exists():
         return "did not run"
@@ -75,8 +85,10 @@ def run(python: Path, files: Sequence[Path], report: Path) -> str:
 
 
 def main(chosen: Sequence[str]) -> int:
-    wanted = chosen or [f"{engine}={version}" for engine in TITLES for version in supported(engine)]
-    print("| | " + " | ".join(COLUMNS) + " |\n|---|" + "---|" * len(COLUMNS), flush=True)
+    columns = {name: COLUMNS[name] for name in COLUMNS if name in chosen} or COLUMNS
+    wanted = [pair for pair in chosen if pair not in COLUMNS]
+    wanted = wanted or [f"{engine}={v}" for engine in TITLES for v in supported(engine)]
+    print("| | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns), flush=True)
     failed = False
     for pair in wanted:
         engine, _, version = pair.partition("=")
@@ -84,10 +96,13 @@ def main(chosen: Sequence[str]) -> int:
             sys.exit(f"versions.py: {pair!r} is no ENGINE=VERSION, as vllm=0.32.0")
         python = python_with(engine, version)
         cells = []
-        for name, files in COLUMNS.items():
+        for name, files in columns.items():
+            begun = time.monotonic()
             paths = [HERE / engine / f"test_{file}.py" for file in files[engine]]
-            report = ROOT / f"build/reports/versions/{pair}-{name.split()[0]}.xml"
+            report = ROOT / f"build/reports/versions/{pair}-{name}.xml"
             cells.append(run(python, [path for path in paths if path.exists()], report))
+            seconds = round(time.monotonic() - begun)
+            print(f"{pair} {name}: {cells[-1]}, {seconds} s", file=sys.stderr, flush=True)
         failed |= any("failed" in cell or "did not run" in cell for cell in cells)
         print(f"| {TITLES[engine]} {version} | {' | '.join(cells)} |", flush=True)
     return int(failed)
