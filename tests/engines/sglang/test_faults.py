@@ -35,7 +35,6 @@ from statecache.trace.format import read_trace
 from statecache_sglang import reporting
 from statecache_sglang.seam_table import TESTED
 from support.exposition import wait_for
-from support.launch_failures import LAUNCH_ERRORS, failing, launch_error
 from support.waiting import DEADLINE_SECONDS, wait_for_lines
 
 ON = {"STATECACHE_CONFIG": '{"kv_cache_plugin":"statecache"}'}
@@ -222,23 +221,6 @@ def test_a_store_that_fails_caches_nothing_and_loses_no_slot(core, monkeypatch, 
     assert reporting.sample(traffic.cache)["anomalies"] == 4
     (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert "could not be stored; it is not cached" in line.message
-
-
-@pytest.mark.parametrize("core", CORES)
-def test_a_kernel_that_cannot_be_launched_is_replaced_and_counted(core, caplog):
-    """From the third store on: every state is cached and hit, one line, one anomaly."""
-    traffic = int8_traffic(core, slots=4)
-    pool = traffic.requests.mamba_ckpt_pool
-    pool._pool._launches.ops = failing(launch_error(LAUNCH_ERRORS[0]), "store", after=2)
-    for number in range(5):
-        tokens = [number] * 10
-        finish(traffic, admit(traffic, tokens), len(tokens))
-        assert traffic.hit([*tokens, 99]) == 10
-    assert (pool.failed, pool.stored) == (0, 5)
-    assert reporting.sample(traffic.cache)["anomalies"] == 1
-    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert LAUNCH_ERRORS[0] in line
-    assert "\n" not in line
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from test_slot_shortage import fill_with_pinned, pinned, skipped
 
 from statecache.checkpoint import pool as checkpoint_pool
 from statecache.checkpoint.pool import ActiveState, SideState
-from statecache_sglang import checkpoints
+from statecache_sglang import checkpoints, reporting
+from support.launch_failures import LAUNCH_ERRORS, failing, launch_error
 from support.operators import Operators, count_uploads
 
 STATES = 16
@@ -208,3 +209,50 @@ def test_a_copy_is_one_launch_a_kind_whatever_the_layers(layers, side, monkeypat
         assert operators.seen == ["move", "load"]
     assert uploads == [(1, 2)] * 2
     assert (pool.stored, pool.failed, pool.anomalies) == (4, 0, 0)
+
+
+def asked_twice(traffic: Traffic, tokens: list[int]) -> None:
+    """A prompt whose state is cached, and one that goes on from it and gets that state back."""
+    first = admit(traffic, tokens)
+    fill_state(traffic, int(first.kv.mamba_pool_idx), seed=tokens[0])
+    conv = state_of(traffic, int(first.kv.mamba_pool_idx))[1]
+    finish(traffic, first, len(tokens))
+    again = admit(traffic, [*tokens, 99])
+    assert again.prefix_len == len(tokens)
+    restore(traffic, again)
+    back = state_of(traffic, int(again.kv.mamba_pool_idx))[1]
+    assert all(torch.equal(*pair) for pair in zip(conv, back, strict=True))
+    finish(traffic, again, len(tokens) + 1)
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("reason", LAUNCH_ERRORS)
+@pytest.mark.parametrize("kernel", ["move", "store", "load"])
+def test_a_kernel_that_cannot_be_launched_is_replaced_and_counted(core, reason, kernel, caplog):
+    """From its third launch on: every state is cached and comes back, one line, one anomaly."""
+    traffic = int8_traffic(core, slots=4)
+    pool = traffic.requests.mamba_ckpt_pool
+    pool._pool._launches.ops = failing(launch_error(reason), kernel, after=2)
+    for number in range(5):
+        asked_twice(traffic, [number] * 10)
+    assert (pool.failed, pool.stored, pool.restored) == (0, 10, 5)
+    assert reporting.sample(traffic.cache)["anomalies"] == 1
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert reason in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("reason", LAUNCH_ERRORS)
+@pytest.mark.parametrize("kernel", ["move", "store", "load"])
+def test_kernels_that_cannot_be_launched_at_the_start_are_not_used(
+    reason, kernel, monkeypatch, caplog
+):
+    """One line when the pool is made; then all is as without them, and no anomaly."""
+    broken = failing(launch_error(reason), kernel)
+    monkeypatch.setattr(checkpoint_pool, "ops_for", lambda _: broken)
+    traffic = int8_traffic("rust", slots=4)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert reason in line
+    assert "\n" not in line
+    asked_twice(traffic, [5] * 10)
+    assert reporting.sample(traffic.cache)["anomalies"] == 0
