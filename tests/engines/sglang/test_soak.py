@@ -11,6 +11,7 @@ from arrivals import Arrivals
 from cache_layer import Traffic, plugin
 from host_layer import HostTraffic
 from random_traffic import host_operations, operations, perform
+from sglang.srt.runtime_context import get_parallel
 from speculative_chats import Chats
 from speculative_parts import build, speculating
 
@@ -149,4 +150,5 @@ RUNS = dict.fromkeys(KINDS, run)
 RUNS |= dict.fromkeys(SCHEDULED, run_scheduled) | dict.fromkeys(SPECULATIVE, run_speculative)
 
 if __name__ == "__main__":
-    soak.main(RUNS, lambda kind, *limits: RUNS[kind](kind, *limits))
+    with get_parallel().override(attn_tp_rank=0):  # whose process reports the metrics
+        soak.main(RUNS, lambda kind, *limits: RUNS[kind](kind, *limits))
