@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
@@ -64,6 +65,29 @@ class StandInEvent:
     def synchronize(self) -> None:
         _waits_here("Event.synchronize")
         self.over = True
+
+
+class SlowDevice:
+    """Stands in for a device that comes to what a step gave it so many steps later."""
+
+    def __init__(self, lag: int) -> None:
+        self._lag = lag
+        self._events: deque[list[StandInEvent]] = deque([[] for _ in range(lag)])
+
+    def event_behind(self, _: object) -> StandInEvent:
+        """In the place of `statecache.checkpoint.stream_order.event_behind`."""
+        made = StandInEvent()
+        made.over = self._lag == 0
+        if self._events:
+            self._events[-1].append(made)
+        return made
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        if self._events:
+            for event in self._events.popleft():
+                event.over = True
+            self._events.append([])
 
 
 class HostWaits(TorchFunctionMode):

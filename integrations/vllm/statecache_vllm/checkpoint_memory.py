@@ -24,6 +24,7 @@ __all__ = [
     "check_slots",
     "describe",
     "dry_run_sizes",
+    "is_exact",
     "knows_states",
     "pool_slots",
     "set_aside",
@@ -45,6 +46,12 @@ def describe(tensors: Iterable[Tensor]) -> tuple[Tensor, list[Tensor]]:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in every)
         exit_engine(f"a checkpoint pool does not know states of shapes {shapes}")
     return temporal[0], [tensor for tensor in every if tensor.dim() != 4]
+
+
+def is_exact(settings: Settings) -> bool:
+    """Whether a stored state is kept bit for bit, and none is refused; also without a pool."""
+    library = import_module("statecache.checkpoint.formats")
+    return bool(library.format_named(settings.checkpoints or "native").exact)
 
 
 def knows_states(kv_cache_config: KVCacheConfig) -> bool:

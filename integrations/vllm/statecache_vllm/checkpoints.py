@@ -1,15 +1,17 @@
 """Which state is in which slot of the checkpoint pool, as the scheduler sees it.
 
-A slot is published once the workers have confirmed its store. Until then it is pinned: neither
-restored nor given away. In one step workers restore first and store last, so a slot that is
-restored may be given to another state in the same step.
+A slot is pinned, and not given away, until its store is known to be good: an exact copy when the
+next step is planned, another once the workers have confirmed it, a step or more later, and until
+then that is not restored. In one step workers restore first and store last: a slot that is restored
+may be given to another state in the same step, and an exact copy is there from the next step on.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from statecache.checkpoint.proof import Prefix
@@ -48,7 +50,8 @@ class CheckpointCounts:
 class CheckpointManager:
     """Slots and the states in them.
 
-    `on_change(hash, resident)` is called for each state that gets a slot or loses it.
+    `on_change(hash, resident)` is called for each state that gets a slot or loses it. `exact` says
+    that no store is refused.
     """
 
     def __init__(
@@ -57,12 +60,15 @@ class CheckpointManager:
         slots: int,
         block_tokens: int,
         on_change: Callable[[Hash, bool], None],
+        *,
+        exact: bool = False,
     ) -> None:
         self.tree = StateTree(settings, block_tokens, slots)
         self.slots = slots
         self.counts = CheckpointCounts()
         self.events = EventCounters()
         self._on_change = on_change
+        self._exact = exact
         self._slot: dict[int, int] = {}
         self._pending: set[int] = set()
         self._free: list[int] = list(range(slots - 1, -1, -1))
@@ -77,6 +83,11 @@ class CheckpointManager:
         self._slot.clear()
         self._pending.clear()
         self._free = list(range(self.slots - 1, -1, -1))
+
+    def begin_step(self) -> None:
+        """Another step is planned: the exact copies of the one before are there."""
+        if self._exact:
+            self.complete_store(sorted(self._pending), ())
 
     def prepare_store(
         self, path: Sequence[Hash], *, end: bool = True, between: bool = False
@@ -138,13 +149,20 @@ class CheckpointManager:
                 self.tree.unpin(state)
 
     def lookup(self, path: Sequence[Hash], above: int) -> tuple[int, int] | None:
-        """Return the deepest state on `path` deeper than `above` blocks, and its slot."""
-        for state in self.tree.on(path):
-            if self.tree.depth_of(state) <= above:
-                break
-            if state not in self._pending:
+        """Return the deepest good state on `path` deeper than `above` blocks, and its slot."""
+        for state in self.states_on(path, above):
+            if self._exact or state not in self._pending:
                 return state, self._slot[state]
         return None
+
+    def is_expected(self, path: Sequence[Hash], above: int) -> bool:
+        """Whether a state deeper than the one `lookup` returns waits for its report."""
+        deepest = next(self.states_on(path, above), None)
+        return not self._exact and deepest in self._pending
+
+    def states_on(self, path: Sequence[Hash], above: int) -> Iterator[int]:
+        """Yield the states on `path` deeper than `above` blocks, the deepest one first."""
+        return takewhile(lambda state: self.tree.depth_of(state) > above, self.tree.on(path))
 
     def restored(self, state: int) -> None:
         """A request resumes from `state`."""

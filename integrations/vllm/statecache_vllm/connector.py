@@ -26,7 +26,7 @@ from statecache_vllm.views import (
     Tensor,
     VllmConfig,
 )
-from statecache_vllm.worker_side import StoreReport, WorkerSide
+from statecache_vllm.worker_side import WorkerSide
 
 _BASES = seams.connector_bases()
 _Base: Any = _BASES[0]
@@ -45,24 +45,32 @@ class StepCommands(_Metadata):  # type: ignore[misc]
 
 @dataclasses.dataclass
 class Stored(_WorkerMetadata):  # type: ignore[misc]
-    """What became of the copies of one step, on one worker or on all of them."""
+    """What is known by now of the stores of earlier steps, on one worker or on all of them.
 
-    states: tuple[int, ...]
-    refused: tuple[int, ...]
+    `waiting` are the states whose report has not come yet; a worker without any says nothing.
+    """
+
+    states: tuple[int, ...] = ()
+    refused: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
     failed: bool = False
     proof: StepProof = dataclasses.field(default_factory=StepProof)
 
     def aggregate(self, other: Stored) -> Stored:
-        """A state that one shard refused is refused; one worker that failed is enough."""
-        refused = tuple({*self.refused, *other.refused})
-        failed = self.failed or other.failed
-        return Stored(self.states, refused, failed, self.proof.merged(other.proof))
+        """Return both as one: a state is there once no shard waits for its report.
 
-    def add(self, later: StoreReport) -> None:
-        """Take in what became of further copies on the same worker."""
-        self.states += later.states
-        self.refused += later.refused
-        self.failed = self.failed or later.failed
+        The last of them names it. A state that one shard refused is refused; one worker that
+        failed is enough.
+        """
+        waiting = dict.fromkeys((*self.waiting, *other.waiting))
+        states = dict.fromkeys((*self.states, *other.states))
+        return Stored(
+            tuple(state for state in states if state not in waiting),
+            tuple(dict.fromkeys((*self.refused, *other.refused))),
+            tuple(waiting),
+            self.failed or other.failed,
+            self.proof.merged(other.proof),
+        )
 
 
 class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
@@ -79,10 +87,6 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
         self._recording: recording.Recording | None = None
         self._scheduler_side: SchedulerSide | None = None
         self._worker_side: WorkerSide | None = None
-        # With a drafter vLLM asks for the report of a step before it has the states stored.
-        self._to_save = False
-        self._incomplete: Stored | None = None
-        self._late: StoreReport | None = None
         if seams.is_scheduler_role(role):
             self._scheduler_side = ours = SchedulerSide(self.settings, vllm_config, kv_cache_config)
             self._recording = recording.begin(asked, ours.faults, ours.report, kv_cache_config)
@@ -218,7 +222,7 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
     def restore(self, commands: object) -> None:
         """Bring states back; called before anything else in a step."""
         if isinstance(commands, StepCommands):
-            self._to_save = bool(commands.stores)
+            self.worker_side.begin_step()
             if commands.restores:
                 self.worker_side.restore(commands.restores)
 
@@ -227,29 +231,11 @@ class StateCacheConnector(_Base, _SupportsHma):  # type: ignore[misc]
         commands = self._connector_metadata
         if isinstance(commands, StepCommands) and commands.stores:
             self.worker_side.keep(commands.stores)
-        self._to_save = False
-        if self._incomplete is not None:
-            self._late = self.worker_side.report_stores()
-            if self._late is not None:
-                self._incomplete.add(self._late)
-            self._incomplete = None
 
     def build_connector_worker_meta(self) -> Stored | None:
-        """Return what became of this step's stores.
-
-        Of those to come it is told when they are done: vLLM hands the object on after that. Where
-        it did not, the next report says so again; what is known already changes nothing.
-        """
-        found, late = self.worker_side.report(), self._late
-        if found is None and late is None and not self._to_save:
-            return None
-        report = Stored(*(found or StoreReport((), ())))
-        if late is not None:
-            report.add(late)
-            self._late = None
-        if self._to_save:
-            self._incomplete = report
-        return report
+        """Return what became of the stores of earlier steps."""
+        report = self.worker_side.report()
+        return None if report is None else Stored(*report)
 
     def start_load_kv(self, forward_context: object, **kwargs: object) -> None:
         """Nothing is loaded layer by layer."""

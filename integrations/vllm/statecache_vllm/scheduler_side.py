@@ -11,9 +11,10 @@ from statecache.engine.patching import Patch, PatchSet, detect_overrides
 from statecache.engine.settings import Settings
 from statecache.errors import exit_engine
 from statecache_vllm import patches, proof, seams
+from statecache_vllm.awaited_reports import AwaitedReports
 from statecache_vllm.block_queues import new_queue
 from statecache_vllm.cache_layout import CacheLayout
-from statecache_vllm.checkpoint_memory import pool_slots
+from statecache_vllm.checkpoint_memory import is_exact, pool_slots
 from statecache_vllm.checkpoints import CheckpointCopy, CheckpointManager
 from statecache_vllm.hand_over import ActiveParts
 from statecache_vllm.lookup import Lookup
@@ -71,6 +72,7 @@ class SchedulerSide:
             kv_cache_config,
             vllm_config.model_config.max_model_len,
         )
+        self.reports = AwaitedReports()
         self.chunk_ends: ChunkEnds | None = None
 
     @property
@@ -130,7 +132,11 @@ class SchedulerSide:
         changes = PoolChanges(parts, self.layout, queue, self.forget)
         if self._slots:
             parts.checkpoints = CheckpointManager(
-                self._settings, self._slots, self.layout.block_tokens, changes.note_checkpoint
+                self._settings,
+                self._slots,
+                self.layout.block_tokens,
+                changes.note_checkpoint,
+                exact=is_exact(self._settings),
             )
             queue.lost = changes.key_left
         seams.require_empty(pool)
@@ -173,6 +179,7 @@ class SchedulerSide:
         requests.pop(request.request_id, None)
         self.report.finished(request.request_id, last=not requests)
         self.lookup.finished(request)
+        self.reports.finished(request)
 
     def admitted(self, request: Request, blocks: KVCacheBlocks) -> None:
         """A request got its blocks: what was found for it is certain now."""
@@ -180,7 +187,10 @@ class SchedulerSide:
 
     def must_wait(self, request: Request) -> bool:
         """Whether a request that was just looked up is to stay in the queue for this step."""
-        return not self._settings.dry_run and self.lookup.must_wait(request)
+        if self._settings.dry_run:
+            return False
+        expected = self.lookup.is_expected and self.reports.must_wait(request)
+        return expected or self.lookup.must_wait(request)
 
     def plan(self, step: SchedulerOutput) -> tuple[list[CheckpointCopy], list[CheckpointCopy]]:
         """Return the restores and stores of this step."""

@@ -26,9 +26,9 @@ class Stores:
 
     def plan(self, step: SchedulerOutput) -> list[CheckpointCopy]:
         """Return what the workers are to store after the forward of this step."""
-        states = step.kv_connector_block_state
-        if self._parts.checkpoints is None or states is None:
+        if self._parts.checkpoints is None:
             return []
+        states = step.kv_connector_block_state
         return self._plan(self._parts.checkpoints, states, step.num_scheduled_tokens)
 
     def _plan_nothing(self, *_: object) -> list[CheckpointCopy]:
@@ -39,10 +39,13 @@ class Stores:
     def _plan(
         self,
         checkpoints: CheckpointManager,
-        states: BoundaryStates,
+        states: BoundaryStates | None,
         scheduled: Mapping[str, int],
     ) -> list[CheckpointCopy]:
+        checkpoints.begin_step()
         copies: list[CheckpointCopy] = []
+        if states is None:
+            return copies
         for name, offers in states.boundary_state_offloads.items():
             request = self.requests.get(name)
             if request is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections import deque
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from statecache.engine.faults import guarded
 from statecache.engine.settings import Settings, flag_of
 from statecache.errors import escape_control_chars, exit_engine
 from statecache_vllm import seams
-from statecache_vllm.checkpoint_memory import describe, pool_slots, set_aside
+from statecache_vllm.checkpoint_memory import describe, is_exact, pool_slots, set_aside
 from statecache_vllm.checkpoints import CheckpointCopy
 from statecache_vllm.hand_over import new_barrier
 from statecache_vllm.proof import StepProof, Unproved
@@ -31,13 +32,15 @@ torch: Any = import_module("torch")
 
 
 class StoreReport(NamedTuple):
-    """What became of the copies of one step.
+    """What became of the stores of earlier steps.
 
-    The states that were stored, which of them hold NaN or Inf, and what the checks found.
+    The states whose reports were read, which of them hold NaN or Inf, and those whose report is
+    still on its way; and what the checks of this step found. Exact copies are not reported.
     """
 
-    states: tuple[int, ...]
-    refused: tuple[int, ...]
+    states: tuple[int, ...] = ()
+    refused: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
     failed: bool = False
     proof: StepProof = StepProof()
 
@@ -59,6 +62,11 @@ class WorkerSide:
         if self._settings.checkpoints is not None:
             self.store = CheckpointStore(self._settings, *self._configs)
 
+    def begin_step(self) -> None:
+        """A step begins: the stores of the one before may be reported."""
+        if self.store is not None:
+            self.store.begin_step()
+
     def restore(self, copies: Sequence[CheckpointCopy]) -> None:
         """Bring states back; called before anything else in a step.
 
@@ -79,26 +87,24 @@ class WorkerSide:
 
     def _report_failure(self) -> StoreReport | None:
         self._failed = True
-        return StoreReport((), (), failed=True)
+        return StoreReport(failed=True)
 
     def report(self) -> StoreReport | None:
-        """Return what became of this step's copies, None where there were none.
+        """Return what became of the stores of earlier steps, None where nothing is to be told.
 
         What the checks found is not guarded: a wrong answer must not go on because of an error.
         """
         proof = None if self.store is None else self.store.take_proof()
-        report = self.report_stores()
+        report = self._report_stores()
         if proof is None:
             return report
-        return (report or StoreReport((), ()))._replace(proof=proof)
+        return (report or StoreReport())._replace(proof=proof)
 
     @guarded(_report_failure)
-    def report_stores(self) -> StoreReport | None:
-        """Return what became of the copies since the last report, without what checks found."""
+    def _report_stores(self) -> StoreReport | None:
         if self._failed:
             return self._report_failure()
-        report = None if self.store is None else self.store.report()
-        return None if report is None else StoreReport(*report)
+        return None if self.store is None else self.store.report()
 
 
 @dataclasses.dataclass
@@ -107,6 +113,13 @@ class _Pool:
     pool: Any
     groups: list[int]  # positions among the recurrent groups
     kind: str  # of its layers
+
+
+class _Stored(NamedTuple):
+    """The states stored in one step, and the report of each pool with the state of each slot."""
+
+    states: tuple[int, ...]
+    reports: tuple[tuple[_Pool, Any, dict[int, int]], ...]
 
 
 class CheckpointStore:
@@ -119,13 +132,16 @@ class CheckpointStore:
     What is restored is compared with the record of its slot; what does not fit is not restored and
     is in the next report. So is a state whose bytes have changed, which is known only then: the
     host does not wait for a sum before the forward.
+
+    The host waits for no store either. What became of one is told in the next step, or in the first
+    one after that in which its flags have come to the host.
     """
 
     def __init__(
         self, settings: Settings, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
     ) -> None:
         slots = pool_slots(settings, vllm_config, kv_cache_config)
-        self._int8 = settings.checkpoints == "int8"
+        self._exact = is_exact(settings)
         library = import_module("statecache.checkpoint.pool")
         self._pools = []
         for active, positions, kind in _active_states(vllm_config, kv_cache_config):
@@ -142,16 +158,21 @@ class CheckpointStore:
             pool.alloc(total)
             self._pools.append(_Pool(active, pool, positions, kind))
         self.records = SlotRecords(settings.verify, self._sums)
-        self._stored: list[int] = []
-        self._reports: list[tuple[_Pool, Any, dict[int, int]]] = []
+        self._fresh: list[_Stored] = []  # of the step that runs
+        self._due: deque[_Stored] = deque()
         self._launch_failures = 0
+        self._errors: list[tuple[str, Any]] = []
         self._look_anew()
 
     def _look_anew(self) -> None:
         self._unproved: list[Unproved] = []
-        self._compared: list[tuple[int, tuple[Tensor, Tensor]]] = []
+        self._compared: list[tuple[int, Any]] = []
         self._added_up = 0
-        self._errors: list[tuple[str, Tensor]] = []
+
+    def begin_step(self) -> None:
+        """A step begins: the stores of the one before may be reported."""
+        self._due += self._fresh
+        self._fresh.clear()
 
     def restore(self, copies: Sequence[CheckpointCopy]) -> None:
         """Bring states back into blocks, one launch a tensor kind."""
@@ -168,18 +189,19 @@ class CheckpointStore:
             return False
         sums = self.records.sums(copy.slot)
         if sums is not None:
-            self._compared.append((copy.state, sums))
+            self._compared.append((copy.state, _to_host(torch.eq(*sums).all())))
         return True
 
     def store(self, copies: Sequence[CheckpointCopy]) -> None:
         """Keep states, one launch a tensor kind."""
-        self._stored += (copy.state for copy in copies)
         self.records.erase(copy.slot for copy in copies)
+        reports = []
         for pool in self._pools:
             blocks, slots, states = _places(pool, copies)
             report = pool.pool.store(pool.active, blocks, slots)
-            if self._int8:
-                self._reports.append((pool, report, dict(zip(slots, states, strict=True))))
+            reports.append((pool, report, dict(zip(slots, states, strict=True))))
+        if not self._exact:
+            self._fresh.append(_Stored(tuple(copy.state for copy in copies), tuple(reports)))
         for copy in copies:
             if self.records.write(copy.slot, copy.prefix):
                 self._added_up += 1
@@ -192,53 +214,61 @@ class CheckpointStore:
 
     def _measure(self, copy: CheckpointCopy) -> None:
         """Compare a state of int8 with the blocks it was made of."""
-        for pool in self._pools if self._int8 else ():
+        for pool in () if self._exact else self._pools:
             for group, slot in zip(pool.groups, _slots_of(pool, copy.slot), strict=True):
-                at = torch.tensor([copy.blocks[group]])
-                found = pool.pool.relative_errors(pool.active, at, slot)
-                self._errors.append((pool.kind, found))
+                found = pool.pool.relative_errors(pool.active, [copy.blocks[group]], slot)
+                self._errors.append((pool.kind, _to_host(found)))
 
-    def report(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Return the states stored since the last time and which of them hold NaN or Inf.
+    def report(self) -> StoreReport | None:
+        """Return what is known by now of the stores of earlier steps, each told once.
 
-        In int8 this waits for the device; exact copies are never refused.
+        Those of one step are told together, and in the order of the steps. None where all was told.
         """
-        if not self._stored:
+        if not self._due:
             return None
-        stored, self._stored = tuple(self._stored), []
+        stored: list[int] = []
         refused: dict[int, None] = {}
-        for pool, report, states in self._reports:
-            slots = report.refused()
-            refused.update(dict.fromkeys(states[slot] for slot in slots))
-            pool.pool.alloc(len(slots))  # every slot stays allocated: the scheduler rules them
-            self.records.erase(slot // len(pool.groups) for slot in slots)
-        self._reports.clear()
-        return stored, tuple(refused)
+        while self._due and all(report.is_ready() for _, report, _ in self._due[0].reports):
+            step = self._due.popleft()
+            stored += step.states
+            for pool, report, states in step.reports:
+                slots = report.refused()
+                refused.update(dict.fromkeys(states[slot] for slot in slots))
+                pool.pool.alloc(len(slots))  # every slot stays allocated: the scheduler rules them
+                self.records.erase(slot // len(pool.groups) for slot in slots)
+        waiting = tuple(state for step in self._due for state in step.states)
+        return StoreReport(tuple(stored), tuple(refused), waiting)
 
     def take_proof(self) -> StepProof | None:
         """Return what was found since the last time; None where nothing was looked at.
 
-        Waits for the device if bytes were added up.
+        Waits for the restores of this step that were compared, not for its forward.
         """
         failures = sum(pool.pool.launch_failures for pool in self._pools)
         news, self._launch_failures = failures - self._launch_failures, failures
-        if not (self._unproved or self._compared or self._added_up or news):
+        measured = [(kind, found) for kind, found in self._errors if found.is_ready()]
+        if not (self._unproved or self._compared or self._added_up or news or measured):
             return None
         unproved = [
             *self._unproved,
             *(
                 Unproved(state, "bytes")
-                for state, (before, now) in self._compared
-                if not torch.equal(before, now)
+                for state, is_same in self._compared
+                if not bool(is_same.read())
             ),
         ]
         errors: dict[str, list[float]] = {}
-        for kind, found in self._errors:
+        for kind, found in measured:
             # That of a state that was refused is not finite.
-            errors.setdefault(kind, []).extend(filter(math.isfinite, found.tolist()))
+            errors.setdefault(kind, []).extend(filter(math.isfinite, found.read().tolist()))
+        self._errors = [each for each in self._errors if each not in measured]
         proof = StepProof(tuple(unproved), self._added_up, len(self._compared), errors, news)
         self._look_anew()
         return proof
+
+
+def _to_host(tensor: Tensor) -> Any:
+    return import_module("statecache.checkpoint.stream_order").HostCopy(tensor)
 
 
 def _active_states(

@@ -246,11 +246,13 @@ class CheckpointPool:
         finally:
             self._order.end()
 
-    def relative_errors(self, active: ActiveState, active_slot: Tensor, slot: int) -> Tensor | None:
+    def relative_errors(
+        self, active: ActiveState, active_slot: Sequence[int] | Tensor, slot: int
+    ) -> Tensor | None:
         """Return the error of a stored state by layer, None in a format that is exact.
 
-        See `statecache.checkpoint.measure.relative_errors`. `active_slot` is a vector of length 1,
-        and still holds what was stored. The host does not wait.
+        See `statecache.checkpoint.measure.relative_errors`. `active_slot`, one number or a vector
+        of one on the device, still holds what was stored. The host does not wait.
         """
         if self._format.exact:
             return None
@@ -258,8 +260,9 @@ class CheckpointPool:
         layout = self._checked(active)
         (given,) = self._in_use([index(slot)], "compare")
         try:
-            source = active_slot.to(self._device, torch.int64)
-            (target,), _ = upload([[given]], 0, self._device)
+            target, source, _ = self._upload(
+                [given], self._active_slots(layout, active_slot, [given]), 0
+            )
             ops = self._launches.ops
             return relative_errors(self._format, ops, layout, self._tensors, source, target)
         finally:

@@ -1,10 +1,37 @@
-"""The order of the copies of one pool: on CUDA that of the calls, whatever the streams."""
+"""The order of the copies of one pool, and values that come to the host behind them."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-__all__ = ["StreamOrdering"]
+__all__ = ["HostCopy", "StreamOrdering", "event_behind"]
+
+
+def event_behind(device: torch.device) -> torch.cuda.Event | None:
+    """Return what happens once the work of the current stream is done; None where it is."""
+    if device.type != "cuda":
+        return None
+    event: torch.cuda.Event = torch.cuda.current_stream(device).record_event()
+    return event
+
+
+class HostCopy:
+    """The values of a tensor, on their way to pinned memory behind what computes them."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._values = tensor.to("cpu", non_blocking=True)
+        self._done = event_behind(tensor.device)
+
+    def is_ready(self) -> bool:
+        """Whether the values can be read without waiting."""
+        return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]
+
+    def read(self) -> Tensor:
+        """Return the values, on the host; waits for them unless they are ready."""
+        if self._done is not None and not self.is_ready():
+            self._done.synchronize()
+        return self._values
 
 
 class StreamOrdering:
@@ -35,9 +62,7 @@ class StreamOrdering:
 
     def end(self) -> torch.cuda.Event | None:
         """Return what happens when the copies since `begin` are done; None if they are."""
-        if not self._on_cuda:
-            return None
-        stream = torch.cuda.current_stream(self._device)
-        event: torch.cuda.Event = stream.record_event()
-        self._last = (stream, event)
+        event = event_behind(self._device)
+        if self._on_cuda and event is not None:
+            self._last = (torch.cuda.current_stream(self._device), event)
         return event

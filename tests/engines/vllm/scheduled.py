@@ -172,6 +172,8 @@ class Run:
             prefix_cache_retention_interval=self.config.cache_config.prefix_cache_retention_interval,
         )
         self.overlapped = overlapped
+        self._refuses = (plugin or {}).get("checkpoints") == "int8"  # others report no store
+        self._unreported: tuple[int, ...] = ()
         self.scheduler = (AsyncScheduler if overlapped else Scheduler)(
             vllm_config=self.config,
             kv_cache_config=kv,
@@ -220,7 +222,7 @@ class Run:
         return name
 
     def step(self) -> Any:
-        """One step of the engine; every store is reported as done."""
+        """One step of the engine; every store of the one before is reported as done."""
         planned = self.schedule()
         self.report(planned)
         return planned
@@ -250,11 +252,11 @@ class Run:
         commands = planned.kv_connector_metadata
         if commands is not None:
             self.restores += commands.restores
-            if commands.stores and said is None:
+            due, self._unreported = self._unreported, tuple(copy.state for copy in commands.stores)
+            if due and self._refuses and said is None:
                 from statecache_vllm.connector import Stored
 
-                stored = Stored(tuple(copy.state for copy in commands.stores), ())
-                report = KVConnectorOutput(kv_connector_worker_meta=stored)
+                report = KVConnectorOutput(kv_connector_worker_meta=Stored(due))
         output = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: at for at, name in enumerate(names)},

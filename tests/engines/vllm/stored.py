@@ -23,6 +23,13 @@ def copy(state, slot, blocks, **prefix):
     return CheckpointCopy(state, slot, blocks, Prefix(**{"key": state, "depth": 64, **prefix}))
 
 
+def told(store):
+    """Return what a store of checkpoints tells in the step after: states, and those refused."""
+    store.begin_step()
+    report = store.report()
+    return None if report is None else (report.states, report.refused)
+
+
 def store_over(monkeypatch, *, shared, **more):
     """A store of four states, and the tensors of each group, all of them the same if `shared`."""
 

@@ -90,7 +90,6 @@ def test_an_int8_store_that_fails_is_reported_once_and_ends_the_stores(monkeypat
     """
     store, _ = store_over(monkeypatch, shared=False, checkpoints="int8", checkpoint_slots=4)
     worker = StateCacheConnector.__new__(StateCacheConnector)
-    worker._to_save, worker._incomplete, worker._late = False, None, None
     worker._worker_side = side = WorkerSide(
         Settings.from_given({"kv_cache_plugin": "statecache"}, {}), None, None
     )
@@ -99,7 +98,7 @@ def test_an_int8_store_that_fails_is_reported_once_and_ends_the_stores(monkeypat
     monkeypatch.setattr(CheckpointPool, "store", lambda *_: 1 / 0)
     for _ in range(3):
         worker.wait_for_save()
-        assert worker.build_connector_worker_meta() == Stored((), (), failed=True)
+        assert worker.build_connector_worker_meta() == Stored(failed=True)
     assert side.faults.anomalies == 1
     assert len({id(r) for r in caplog.records if r.levelname == "ERROR"}) == 1
 

@@ -64,10 +64,13 @@ def test_what_one_of_several_workers_refused_or_failed_counts():
 
 
 class FakeStore:
-    """Stores states; the report refuses those that are odd."""
+    """Stores states; the report, of the steps before, refuses those that are odd."""
 
     def __init__(self):
-        self.stored = []
+        self.stored, self.due = [], ()
+
+    def begin_step(self):
+        self.due, self.stored = tuple(self.stored), []
 
     def restore(self, copies):
         assert not copies
@@ -79,8 +82,8 @@ class FakeStore:
         return None
 
     def report(self):
-        states, self.stored = tuple(self.stored), []
-        return (states, tuple(state for state in states if state % 2)) if states else None
+        refused = tuple(state for state in self.due if state % 2)
+        return worker.StoreReport(self.due, refused) if self.due else None
 
 
 @pytest.fixture
@@ -108,27 +111,24 @@ def stepped(connector, states, order):
 SAVED_FIRST = ("wait_for_save", "build_connector_worker_meta")
 
 
-def test_a_report_that_is_asked_for_before_the_store_has_the_states_of_its_step(connector):
-    """With a drafter vLLM stores when it has drafted; by then the report is made."""
-    late = SAVED_FIRST[::-1]
-    first = stepped(connector, (1, 2), late)
-    assert (first.states, first.refused) == ((1, 2), (1,))
-    again = stepped(connector, (), late)
-    assert (again.states, again.refused) == ((1, 2), (1,))
-    assert stepped(connector, (), late) is None
-    assert stepped(connector, (3, 4), SAVED_FIRST).states == (3, 4)
-    assert stepped(connector, (), SAVED_FIRST) is None
+@pytest.mark.parametrize("order", [SAVED_FIRST, SAVED_FIRST[::-1]])
+def test_what_a_step_stores_is_told_in_the_next_one(connector, order):
+    """With a drafter vLLM stores when it has drafted; by then the report of the step is made."""
+    assert stepped(connector, (1, 2), order) is None
+    assert stepped(connector, (3, 4), order) == Stored((1, 2), (1,))
+    assert stepped(connector, (), order) == Stored((3, 4), (3,))
+    assert stepped(connector, (), order) is None
 
 
-def test_a_report_that_was_sent_before_the_store_is_made_good_by_the_next(connector):
-    """As where it goes to another process at once."""
-    commands = StepCommands([], [copy(2, 0, (1, 2, 3))])
-    connector.restore(commands)
-    connector.bind_connector_metadata(commands)
-    sent = pickle.loads(pickle.dumps(connector.build_connector_worker_meta()))
-    connector.wait_for_save()
-    assert sent.states == ()
-    assert stepped(connector, (4,), SAVED_FIRST).states == (4, 2)
+def test_a_state_is_there_once_every_worker_has_said_so():
+    """Their devices are not equally far. Who has told everything says nothing."""
+    first, second = Stored((1, 2), (), ()), Stored((1,), (1,), (2,))
+    for both in (first.aggregate(second), second.aggregate(first)):
+        assert both == Stored((1,), (1,), (2,))
+    third = Stored((), (), (1, 2))
+    for all_three in (first.aggregate(second).aggregate(third), third.aggregate(second)):
+        assert (all_three.states, set(all_three.waiting)) == ((), {1, 2})
+    assert Stored((2,), (), (3,)).aggregate(Stored((), (), (3,))) == Stored((2,), (), (3,))
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,9 @@ class Event:
     def __init__(self, on, calls):
         self.on, self.calls = on, calls
 
+    def query(self):
+        return False
+
     def synchronize(self):
         self.calls.append(("host waits for", self.on))
 
