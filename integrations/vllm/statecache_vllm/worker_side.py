@@ -147,7 +147,10 @@ class CheckpointStore:
         for active, positions, kind in _active_states(vllm_config, kv_cache_config):
             total = slots * len(positions)
             try:
-                pool = library.CheckpointPool(active, total, mode=settings.checkpoints)
+                # Every slot stays allocated: the scheduler rules them.
+                pool = library.CheckpointPool(
+                    active, total, mode=settings.checkpoints, keeps_refused=True
+                )
             except (MemoryError, RuntimeError, library.PoolDoesNotFitError) as error:
                 what = f"{slots} {settings.checkpoints} checkpoints"
                 why = escape_control_chars(str(error))
@@ -234,7 +237,6 @@ class CheckpointStore:
             for pool, report, states in step.reports:
                 slots = report.refused()
                 refused.update(dict.fromkeys(states[slot] for slot in slots))
-                pool.pool.alloc(len(slots))  # every slot stays allocated: the scheduler rules them
                 self.records.erase(slot // len(pool.groups) for slot in slots)
         waiting = tuple(state for step in self._due for state in step.states)
         return StoreReport(tuple(stored), tuple(refused), waiting)

@@ -173,7 +173,7 @@ class Run:
         )
         self.overlapped = overlapped
         self._refuses = (plugin or {}).get("checkpoints") == "int8"  # others report no store
-        self._unreported: tuple[int, ...] = ()
+        self.unreported: tuple[int, ...] = ()
         self.scheduler = (AsyncScheduler if overlapped else Scheduler)(
             vllm_config=self.config,
             kv_cache_config=kv,
@@ -252,7 +252,7 @@ class Run:
         commands = planned.kv_connector_metadata
         if commands is not None:
             self.restores += commands.restores
-            due, self._unreported = self._unreported, tuple(copy.state for copy in commands.stores)
+            due, self.unreported = self.unreported, tuple(copy.state for copy in commands.stores)
             if due and self._refuses and said is None:
                 from statecache_vllm.connector import Stored
 

@@ -9,7 +9,7 @@ import random
 
 import pytest
 from scheduled import Run, without_states, words
-from stored import copy, store_over
+from stored import copy, store_over, told
 from vllm.v1.request import RequestStatus
 
 from statecache.replay.prefix_tree import PrefixTree
@@ -212,13 +212,18 @@ def test_a_storm_of_preemptions_keeps_or_takes_back_each_promise(model, monkeypa
         all_promised += side.checkpoints.pinned == slots
     done = side.checkpoints.counts
     assert not run.scheduler.has_unfinished_requests()
-    assert min(full, all_promised, counts["preempted"], done.restored) > 3
+    exact = POOLS[plugin]["checkpoints"] == "native"  # there in the next step, reported or not
+    assert min(full, counts["preempted"], done.restored) > 3
+    assert all_promised > 3 or exact
+    late = [state for state, _, _, _ in unreported]
+    late = [] if exact else [*run.unreported, *late]
     assert (promises, promises.made) == ({}, promises.taken)
     assert done.restored == len(run.restores) <= promises.made
-    dropped = counts["stores"] - done.stored - len(unreported)
-    assert side.checkpoints.pinned <= len(unreported)
+    dropped = counts["stores"] - done.stored - len(late)
+    assert side.checkpoints.pinned <= len(late) or exact
     assert dropped >= 0
-    side.stored([state for state, _, _ in unreported], [], failed=False)
+    side.stored(late, [], failed=False)
+    run.step()
     nothing_is_left(run)
 
 
@@ -267,7 +272,7 @@ def test_three_groups_keep_as_many_states_as_the_plan_says(
         assert allocated(store) == split.kept_bytes
         for state in range(kept):
             store.store([copy(state, state, (1, 2, 3))])
-            assert store.report() == ((state,), ())
+            assert told(store) == (None if split.states == "native" else ((state,), ()))
 
 
 def allocated(store):
