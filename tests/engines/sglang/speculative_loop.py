@@ -152,7 +152,9 @@ class SpeculativeLoop(Loop):
         if self.late:
             entry = ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend(self._self(), req)
             if entry.track_mask:
-                tracked = kv.mamba_ping_pong_track_buffer[entry.track_position]
+                tracked = getattr(entry, "track_index", None)  # SGLang 0.5.22
+                if tracked is None:
+                    tracked = kv.mamba_ping_pong_track_buffer[entry.track_position]
                 self._write(tracked, req, kv.mamba_last_track_seqlen)
         self._write(kv.mamba_pool_idx, req, end)
 

@@ -18,10 +18,12 @@ POLICIES = {
     "SGLang alone": {},
     "lru": {"policy": "lru"},
     "gds": {"policy": "gds"},
+    "gds-tips": {"policy": "gds-tips"},
     "learned": {"policy": "learned"},
 }
 SEEDS = {"no_buffer": (1, 2, 3), "extra_buffer": (1,)}
 SIZES = {"slots": 48, "kv_tokens": 64 * 256, "rows": 8}
+HALF = {"slots": 24, "kv_tokens": 32 * 256, "rows": 6}
 
 
 def agents(rng: random.Random, sessions: int = 14, turns: int = 12) -> Iterator[tuple[int, list]]:
@@ -53,18 +55,26 @@ def latest(rng: random.Random, requests: int = 170) -> Iterator[tuple[int, list]
         yield chat, [next(fresh) for _ in range(rng.randint(20, 200))]
 
 
-def share(work, policy: dict, buffer: str, drafter: bool, seed: int) -> float:
+WORK = {
+    "agents": (agents, SIZES),
+    "latest twelve chats": (latest, SIZES),
+    "latest twelve chats, half the memory": (latest, HALF),
+}
+
+
+def share(work: str, policy: dict, buffer: str, drafter: bool, seed: int) -> float:
     """Share of the prompts' tokens that is reused; at most three requests run at a time."""
     rng = random.Random(seed)
+    requests, sizes = WORK[work]
     page = 1 if buffer == "no_buffer" else 64
     histories: dict[int, list[int]] = {}
     with plugin(**policy):
-        traffic = build("rust", buffer, page, **SIZES)
+        traffic = build("rust", buffer, page, **sizes)
         with speculating(buffer):
             loop = SpeculativeLoop(traffic, random.Random(seed), drafter=drafter)
             loop._draw = lambda: loop.rng.randint(5, 9)
             running: dict[str, int] = {}
-            for session, more in work(rng):
+            for session, more in requests(rng):
                 while session in running.values() or len(running) > 2:
                     loop.step()
                     for req in loop.served:  # twice where its next step was launched already
@@ -85,12 +95,12 @@ def share(work, policy: dict, buffer: str, drafter: bool, seed: int) -> float:
 def main() -> None:
     """Print the share in percent, the mean of the seeds, without a drafter and with one."""
     sys.stdout.write("| traffic, strategy | " + " | ".join(POLICIES) + " |\n")
-    for name, work in (("agents", agents), ("latest twelve chats", latest)):
+    for name in WORK:
         for buffer, seeds in SEEDS.items():
             cells = []
             for policy in POLICIES.values():
                 means = [
-                    sum(100 * share(work, policy, buffer, drafter, seed) for seed in seeds)
+                    sum(100 * share(name, policy, buffer, drafter, seed) for seed in seeds)
                     / len(seeds)
                     for drafter in (False, True)
                 ]

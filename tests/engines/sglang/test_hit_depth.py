@@ -8,6 +8,8 @@ first one leaves a state before. SGLang loses nothing to a drafter, and nothing 
 that ends a few tokens before a multiple, drafter or not.)
 """
 
+import sys
+
 import pytest
 from cache_layer import plugin
 from speculative_loop import SpeculativeLoop
@@ -44,7 +46,11 @@ class Repeats:
 
 
 def lengths(u, most):
-    """Every length up to 12 units of few tokens; around the ends of units for others."""
+    """Every length up to 12 units of few tokens; around the ends of units for others.
+
+    Between two ends nothing changes: both the states that are there and those that a repeat may
+    use are the ones at multiples of u below n.
+    """
     if u == 16:
         return range(1, 12 * u + 1)
     ends = range(0, most * u + 1, u)
@@ -74,3 +80,21 @@ def test_with_the_extra_buffer_it_resumes_at_the_grid(page, u, buffer, settings,
             for n in lengths(u, 12 if u == 64 else 3):
                 form = (n - 1) // u * u
                 assert repeats.hits(n, 3) == [0, form if n % u else 0, form], n
+
+
+def main() -> None:
+    """Every length up to 12 chunks of each size: prints how many were as the form says."""
+    for u in (16, 64, 528):
+        for drafter in (False, True):
+            with plugin(policy="gds"):
+                repeats = Repeats("no_buffer", 1, u, drafter)
+                with speculating():
+                    asked = range(1, 12 * u + 1)
+                    wrong = [n for n in asked if repeats.hits(n, 2) != [0, (n - 1) // u * u]]
+            drafts = "drafter" if drafter else "no drafter"
+            sys.stdout.write(f"{u} {drafts}: {12 * u - len(wrong)} right, wrong {wrong[:9]}\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

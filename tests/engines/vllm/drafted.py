@@ -100,6 +100,8 @@ class DraftedWorker:
         self._hashed: dict[str, tuple[Prefixes, int]] = {}
         self._column: dict[str, int] = {}  # where the running state of a request is
         self._accepted: dict[str, int] = {}  # of a request's last step, with the sampled token
+        self._of_requests = (self._column, self._accepted, self._tokens, self._computed)
+        self._of_requests += (self._drafted, self._prefixes)
         self._rows: list[str] = []
         self._named: set[tuple[int, bytes]] = set()
         self.names = self.stores = self.restores = self.begins = self.drafted = self.kept = 0
@@ -154,7 +156,7 @@ class DraftedWorker:
         """What the workers do with a step, and what the scheduler makes of their output."""
         self._table = blocks
         for name in {*planned.finished_req_ids, *(planned.preempted_req_ids or ()), *begun}:
-            for kept in (self._column, self._accepted, self._tokens, self._computed, self._drafted):
+            for kept in self._of_requests:
                 kept.pop(name, None)
         for name, (start, tokens) in begun.items():
             self._computed[name], self._tokens[name] = start, tokens
