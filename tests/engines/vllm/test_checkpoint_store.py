@@ -210,6 +210,21 @@ def test_a_launch_that_fails_is_made_by_plain_torch_and_told_once(monkeypatch, r
     assert (faults.anomalies, faults.active) == (1, True)
 
 
+@pytest.mark.parametrize("reason", LAUNCH_ERRORS)
+def test_a_store_whose_launch_fails_is_made_by_plain_torch_and_told_once(monkeypatch, reason):
+    """Nothing is refused for it, and the state comes back."""
+    store, tensors = store_over(monkeypatch, shared=True, checkpoints="int8", checkpoint_slots=4)
+    (pool,) = store._pools
+    pool.pool._launches.ops = failing(launch_error(reason), "store")
+    for slot in (3, 0):
+        store.store([copy(slot, slot, (1, 2, 3))])
+        assert told(store) == ((slot,), ())
+    assert store.take_proof() == StepProof(launch_failures=1)
+    store.restore([copy(0, 0, (4, 5, 6))])
+    for at, came_from in ((4, 1), (5, 2), (6, 3)):
+        assert torch.allclose(tensors[0][1][at], tensors[0][1][came_from], atol=0.05)
+
+
 def test_a_device_that_copies_nothing_stops_with_one_line(monkeypatch, capsys):
     def fail(*_):
         raise CopiesDoNotWorkError("nothing can be copied on cuda:0: the device is gone")
