@@ -106,28 +106,36 @@ def given_to_processes(engine_args):
 
 
 def test_flags_reach_every_process(model):
-    words = ["--kv-cache-plugin", "statecache", "--statecache-policy", "lru"]
+    words = ["--kv-cache-plugin", "statecache", "--statecache-wait-for-head", "off"]
     words += ["--statecache-cost", "2,0.5", "--statecache-block-policy", "stock"]
     engine_args = parsed("--model", str(model), "--block-size", "32", *words)
     assert given_to_processes(engine_args) == {
         "kv_cache_plugin": "statecache",
-        "policy": "lru",
+        "wait_for_head": "off",
         "cost": "2.0,0.5",
         "block_policy": "stock",
     }
 
 
 def test_additional_config_means_what_the_flags_mean(model):
-    config = {**ON, "statecache_policy": "lru", "other": 1}
+    config = {**ON, "statecache_wait_for_head": "off", "other": 1}
     engine_args = EngineArgs(model=str(model), block_size=32, additional_config=config)
-    assert given_to_processes(engine_args) == {"kv_cache_plugin": "statecache", "policy": "lru"}
+    assert given_to_processes(engine_args) == {
+        "kv_cache_plugin": "statecache",
+        "wait_for_head": "off",
+    }
     assert engine_args.additional_config == config
 
 
 def test_the_environment_means_what_the_flags_mean(monkeypatch, model):
-    monkeypatch.setenv("STATECACHE_CONFIG", '{"kv_cache_plugin":"statecache","policy":"lru"}')
+    monkeypatch.setenv(
+        "STATECACHE_CONFIG", '{"kv_cache_plugin":"statecache","wait_for_head":"off"}'
+    )
     engine_args = EngineArgs(model=str(model), block_size=32)
-    assert given_to_processes(engine_args) == {"kv_cache_plugin": "statecache", "policy": "lru"}
+    assert given_to_processes(engine_args) == {
+        "kv_cache_plugin": "statecache",
+        "wait_for_head": "off",
+    }
 
 
 def test_without_the_flag_the_configuration_is_vllms_own(model):

@@ -77,14 +77,14 @@ def test_vllm_hashes_as_far_ahead_as_by_itself(drafting, drafter, plugin, as_vll
 
 
 def test_a_process_that_the_settings_come_to_has_the_patches(model):
-    config = Run(model, blocks=60, plugin={"policy": "lru"}).config
+    config = Run(model, blocks=60, plugin={"block_policy": "stock"}).config
     sent = pickle.dumps(config.additional_config)
     unconnected._PATCHES.remove()
     assert not unconnected._PATCHES.installed
     arrived = pickle.loads(sent)
     assert unconnected._PATCHES.installed
     given = unconnected.settings_of(types.SimpleNamespace(additional_config=arrived))
-    assert given == {"kv_cache_plugin": "statecache", "policy": "lru"}
+    assert given == {"kv_cache_plugin": "statecache", "block_policy": "stock"}
 
 
 def test_vllms_loggers_take_the_numbers_and_log_none(model, caplog):
