@@ -178,7 +178,9 @@ def test_a_state_past_the_stop_is_not_cached(core, own_check, stop, reused, lost
     with plugin(policy="gds"):
         if not own_check:
             check = "_mamba_can_cache_finished_req"
-            monkeypatch.setattr(SchedulerBatchResultProcessor, check, lambda *_: True)
+            monkeypatch.setattr(
+                SchedulerBatchResultProcessor, check, lambda *_: True, raising=False
+            )
         traffic = build(core, "no_buffer")
         with speculating():
             loop = SpeculativeLoop(traffic, None)
@@ -252,7 +254,7 @@ def test_a_step_whose_counts_are_wrong_ends_and_leaves_no_state(
 
     monkeypatch.setattr(SchedulerBatchResultProcessor, name, spoilt)
     check = "_mamba_can_cache_finished_req"
-    monkeypatch.setattr(SchedulerBatchResultProcessor, check, lambda *_: True)
+    monkeypatch.setattr(SchedulerBatchResultProcessor, check, lambda *_: True, raising=False)
     prompt = list(range(10, 110))
     with plugin(policy="gds"):
         traffic = build(core, "no_buffer")
