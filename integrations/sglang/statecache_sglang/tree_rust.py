@@ -136,8 +136,11 @@ class IndexedRustCore(HostAwareRustCore):
         return self._note_insert_step(super().resume_insert())
 
     def _note_insert_step(self, step: InsertStep) -> InsertStep:
-        if self._clears_paths:
+        while self._clears_paths and step.actions:
             tree.drop_path_requests(step.actions)
+            if step.result is not None or step.actions:
+                break
+            step = super().resume_insert()  # nothing else was asked for
         result = step.result
         if result is None:
             return step
@@ -274,21 +277,25 @@ class IndexedRustCore(HostAwareRustCore):
         node_id = registry.next_victim(self._is_locked)
         if node_id is None:
             return None
+        if self._clears_paths and not self.is_write_back:
+            below = registry.next_below(node_id)
+            if below is not None:
+                return _Victim(node_id, is_leaf=False, below=below)
         _, _, _, _, kv_length, children = self._binding.collect_path_info([node_id])[0][-1]
         is_leaf = children == 0 and kv_length is not None and node_id not in self._kv_locks
-        clears = self._clears_paths and children == 1 and not self.is_write_back
-        return _Victim(node_id, is_leaf, registry.next_below(node_id) if clears else None)
+        return _Victim(node_id, is_leaf, None)
 
     def _drop_inner(self, victim: _Victim, tracker: Tracker) -> WalkStep:
+        step = None
         if victim.below is not None:
             step = self._clear_path(victim.node_id, victim.below)
-        else:
+        if step is None:  # a path is not cleared where it forks
             step = self._walk_to(victim.node_id, tracker)
         if step.node_id is None and step.mamba_backup_node_id is None:
             self._note_inner_drop(victim.node_id, step)
         return step
 
-    def _clear_path(self, victim: int, below: int) -> WalkStep:
+    def _clear_path(self, victim: int, below: int) -> WalkStep | None:
         step = tree.inner_step()
         held: list[int] = []
         try:
@@ -298,8 +305,12 @@ class IndexedRustCore(HostAwareRustCore):
             )
         finally:
             self._release_held(held)
-        step.tracker[_MAMBA] = sum(len(freed) for freed in step.device_frees[_MAMBA])
-        return step
+        freed = sum(len(freed) for freed in step.device_frees.get(_MAMBA, ()))
+        if freed:
+            step.tracker[_MAMBA] = freed
+            return step
+        step.device_frees.clear()
+        return None
 
     def _walk_to(self, victim: int, tracker: Tracker) -> WalkStep:
         self._end_native_walk()
