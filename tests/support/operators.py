@@ -2,6 +2,8 @@
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from statecache.checkpoint import launches
+
 # Make a view of what is there, on the host alone.
 _VIEWS = {"aten::detach", "aten::lift_fresh", "aten::split_with_sizes", "aten::view", "aten::slice"}
 
@@ -20,14 +22,14 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def count_uploads(monkeypatch, pool_module):
+def count_uploads(monkeypatch):
     """Return the list of what pools will upload: how many lists of slots, and how many zeros."""
     made = []
-    upload = pool_module.upload
+    upload = launches.upload
 
     def counted(lists, zeros, device):
         made.append((len(lists), zeros))
         return upload(lists, zeros, device)
 
-    monkeypatch.setattr(pool_module, "upload", counted)
+    monkeypatch.setattr(launches, "upload", counted)
     return made

@@ -2,11 +2,18 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from statecache.checkpoint.pool import ActiveState, CheckpointPool, SideState
 from support.checkpoint_cases import make_state
 
+# Where the slots of a pool may lie.
+PLACES = {
+    "device": {},
+    "host": {"memory": "host"},
+    "host, a ring of one row": {"memory": "host", "ring": 1},
+}
 L, S, H, V, K = 3, 6, 2, 16, 24  # layers, slots, heads, d_v, d_k
 
 
@@ -45,3 +52,10 @@ def lifecycle_pool():
     pool.alloc(2)
     assert pool.store(active, [0], [0]).refused() == ()
     return active, pool
+
+
+@pytest.fixture(params=PLACES)
+def everywhere(request, monkeypatch):
+    """Every pool that a test makes has its slots in one place, then in another."""
+    for name, value in PLACES[request.param].items():
+        monkeypatch.setitem(CheckpointPool.__init__.__kwdefaults__, name, value)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from statecache.engine.settings import Settings, flag_of
+from statecache.engine.settings import Settings, flag_of, memory_in
 from statecache.errors import SettingsError, exit_engine
 from statecache.sizing.model_config import DTYPE_BYTES, model_of
 from statecache_vllm import seams
@@ -34,8 +34,11 @@ _log = logging.getLogger("statecache.vllm")
 
 # Torch is the engine's, and not there where this package is only checked.
 torch: Any = import_module("torch")
-# Of the memory for blocks and checkpoints together, one part in so many is for checkpoints.
+# Of the memory for blocks and checkpoints together, one part in so many is for checkpoints, and of
+# the host memory that is free.
 _SHARE = 10
+# States on the device on their way to host memory or from there.
+RING_STATES = 4
 
 
 def describe(tensors: Iterable[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -62,7 +65,44 @@ def knows_states(kv_cache_config: KVCacheConfig) -> bool:
     )
 
 
-def _state_bytes(specs: Iterable[tuple[MambaSpec, int]], mode: str) -> int:
+def with_host_size(settings: Settings, ranks: int) -> Settings:
+    """Return settings that say how much host memory the checkpoints get, if they are kept there.
+
+    Once for all processes of a server: what is free is another number in each. `SettingsError` if
+    that much is not free.
+    """
+    if not settings.on_host or settings.checkpoint_slots is not None:
+        return settings
+    _, asked = memory_in(settings.checkpoint_memory)
+    free = _free_on_host()
+    size = asked if asked is not None or free is None else free // _SHARE
+    if size is None:
+        raise SettingsError(
+            f"{flag_of('checkpoint_memory')} host: how much memory is free is not known here: give"
+            " host:SIZE"
+        )
+    if free is not None and size > free:
+        raise SettingsError(
+            f"{flag_of('checkpoint_memory')} {settings.checkpoint_memory}: {free:,} bytes of host"
+            " memory are free: give less"
+        )
+    if asked is None:
+        _log.info(
+            "statecache: %s bytes of host memory for the checkpoints of %d ranks, a tenth of what"
+            " is free",
+            f"{size:,}",
+            ranks,
+        )
+    return msgspec.structs.replace(settings, checkpoint_memory=f"host:{size}")
+
+
+def _free_on_host() -> int | None:
+    library = import_module("statecache.checkpoint.memory")
+    free: int | None = library.free_bytes_on(torch.device("cpu"))
+    return free
+
+
+def _state_bytes(specs: Iterable[tuple[MambaSpec, int]], mode: str, memory: str = "device") -> int:
     """Return the bytes of one state; `specs` are `MambaSpec`s and how many layers have each."""
     library = import_module("statecache.checkpoint.pool")
     total = 0
@@ -72,15 +112,16 @@ def _state_bytes(specs: Iterable[tuple[MambaSpec, int]], mode: str) -> int:
             for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)
         ]
         temporal, conv = describe(tensors)
-        active = library.ActiveState([temporal], conv)
-        total += layers * int(library.estimate_bytes(active, 1, mode=mode))
+        active = library.ActiveState([temporal] * layers, conv * layers)
+        total += int(library.estimate_bytes(active, 1, mode=mode, memory=memory))
     return total
 
 
-def bytes_per_state(mode: str, kv_cache_config: KVCacheConfig) -> int:
+def bytes_per_state(mode: str, kv_cache_config: KVCacheConfig, memory: str = "device") -> int:
     """Return the bytes of one state at rest, on one rank."""
     specs = [(g.kv_cache_spec, len(g.layer_names)) for g in kv_cache_config.kv_cache_groups]
-    return _state_bytes([(spec, layers) for spec, layers in specs if seams.is_mamba(spec)], mode)
+    states = [(spec, layers) for spec, layers in specs if seams.is_mamba(spec)]
+    return _state_bytes(states, mode, memory)
 
 
 def check_slots(settings: Settings, vllm_config: VllmConfig) -> None:
@@ -95,15 +136,18 @@ def check_slots(settings: Settings, vllm_config: VllmConfig) -> None:
         model = model_of(vllm_config.model_config.hf_text_config.to_dict(), "config.json", ranks)
     except SettingsError:
         return
+    total, where = seams.device_memory(), "a device here has"
+    if settings.on_host:
+        total, where = (_free_on_host() or total) // ranks, "of the host memory each rank has"
     dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
     state = vllm_config.cache_config.mamba_ssm_cache_dtype
     model = msgspec.structs.replace(model, dtype=dtype if dtype in DTYPE_BYTES else model.dtype)
     model = model.widened(vllm_config.num_speculative_tokens)
     kept = settings.checkpoints or "native"
     state_bytes = model.bytes_at_rest(kept, "vllm", state if state in DTYPE_BYTES else None)
-    if asked * state_bytes > (total := seams.device_memory()):
+    if asked * state_bytes > total:
         raise SettingsError(
-            f"{_need(settings, asked, state_bytes)}, and a device here has {total:,}: give fewer"
+            f"{_need(settings, asked, state_bytes)}, and {where} {total:,}: give fewer"
         )
 
 
@@ -118,25 +162,33 @@ def pool_slots(settings: Settings, vllm_config: VllmConfig, kv_cache_config: KVC
     if mode is None:
         return 0
     groups = kv_cache_config.kv_cache_groups
-    state_bytes = bytes_per_state(mode, kv_cache_config)
+    place, size = memory_in(settings.checkpoint_memory)
+    state_bytes = bytes_per_state(mode, kv_cache_config, place)
     block = max(g.kv_cache_spec.page_size_bytes * len(g.layer_names) for g in groups)
     blocks = int(kv_cache_config.num_blocks)
     asked = settings.checkpoint_slots
-    slots = asked if asked is not None else blocks * block // (_SHARE - 1) // state_bytes
+    if size is not None:
+        room = size // vllm_config.parallel_config.tensor_parallel_size
+        what = f"the {room:,} bytes of host memory of a rank: give {flag_of('checkpoint_memory')}"
+        advice = f"{what} host:SIZE"
+    else:
+        room = blocks * block // (_SHARE - 1)
+        what = f"a tenth of the {blocks * block:,} bytes of blocks"
+        advice = f"{what}: give {flag_of('checkpoint_slots')} N"
+    slots = asked if asked is not None else room // state_bytes
     if slots < 1:
-        exit_engine(
-            f"one {mode} checkpoint of {state_bytes:,} bytes does not fit in a tenth of the"
-            f" {blocks * block:,} bytes of blocks: give {flag_of('checkpoint_slots')} N"
-        )
+        exit_engine(f"one {mode} checkpoint of {state_bytes:,} bytes does not fit in {advice}")
     by_hand = vllm_config.cache_config.num_gpu_blocks_override is not None
     _log.info(
-        "statecache: %d %s checkpoints of %d bytes, each %d slots of the pool, %d bytes in all%s",
+        "statecache: %d %s checkpoints of %d bytes in %s memory, each %d slots of the pool,"
+        " %d bytes in all%s",
         slots,
         mode,
         state_bytes,
+        place,
         sum(seams.is_mamba(group.kv_cache_spec) for group in groups),
         slots * state_bytes,
-        ", on top of the number of blocks given by hand" if by_hand else "",
+        ", on top of the number of blocks given by hand" if by_hand and place == "device" else "",
     )
     return slots
 
@@ -147,12 +199,15 @@ def dry_run_sizes(settings: Settings, kv_cache_config: KVCacheConfig) -> tuple[i
     Without a pool in the settings, exact copies in a tenth of the memory.
     """
     groups = kv_cache_config.kv_cache_groups
-    state_bytes = bytes_per_state(settings.checkpoints or "native", kv_cache_config)
+    place, size = memory_in(settings.checkpoint_memory)
+    state_bytes = bytes_per_state(settings.checkpoints or "native", kv_cache_config, place)
     block = max(g.kv_cache_spec.page_size_bytes * len(g.layer_names) for g in groups)
     total = int(kv_cache_config.num_blocks) * block
-    slots = settings.checkpoint_slots or max(total // _SHARE // state_bytes, 1)
+    room = total // _SHARE if size is None else size
+    slots = settings.checkpoint_slots or max(room // state_bytes, 1)
     kv = [g.kv_cache_spec.block_size for g in groups if not seams.is_mamba(g.kv_cache_spec)]
-    blocks = max(total - slots * state_bytes, block) // block
+    taken = slots * state_bytes if place == "device" else 0
+    blocks = max(total - taken, block) // block
     return slots, blocks * min(kv) // len(kv)
 
 
@@ -161,14 +216,15 @@ def set_aside(settings: Settings, specs: Iterable[KVCacheSpec], available: int) 
     mode = settings.checkpoints
     if mode is None:
         return available
-    asked = settings.checkpoint_slots
-    if asked is None:
+    place, asked = memory_in(settings.checkpoint_memory)[0], settings.checkpoint_slots
+    if place == "device" and asked is None:
         return available - available // _SHARE
-    state_bytes = _state_bytes([(spec, 1) for spec in specs if seams.is_mamba(spec)], mode)
-    left = available - asked * state_bytes
+    state_bytes = _state_bytes([(spec, 1) for spec in specs if seams.is_mamba(spec)], mode, place)
+    on_device = RING_STATES if place == "host" else asked or 0
+    left = available - on_device * state_bytes
     if left <= 0:
         exit_engine(
-            f"{_need(settings, asked, state_bytes)}, {available:,} are there for blocks and"
+            f"{_need(settings, on_device, state_bytes)}, {available:,} are there for blocks and"
             " checkpoints: give fewer"
         )
     return left

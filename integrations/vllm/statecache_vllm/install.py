@@ -12,7 +12,7 @@ from statecache.engine.settings import Settings
 from statecache.errors import SettingsError
 from statecache.trace.record_file import check_record_file
 from statecache_vllm import seam_table, seams, unconnected, unsupported
-from statecache_vllm.checkpoint_memory import check_slots
+from statecache_vllm.checkpoint_memory import check_slots, with_host_size
 from statecache_vllm.prefill_chunks import check_interval
 from statecache_vllm.views import EngineArgs, VllmConfig
 
@@ -44,6 +44,8 @@ def configure(
     if engine_args.block_size is not None:
         # The block can only become a multiple of this one, in processes that start later.
         check_interval(in_force, engine_args.block_size)
+    settings = with_host_size(settings, engine_args.tensor_parallel_size)
+    in_force = settings.in_force
     config = _with_connector(settings, engine_args, create) if pool else create()
     if not config.model_config.is_hybrid:
         _log.warning("statecache: this model caches no recurrent states; nothing was changed")
@@ -56,7 +58,7 @@ def configure(
     _log.info(
         "statecache: block policy %s, checkpoints %s, policy %s, vLLM %s",
         in_force.block_policy,
-        in_force.checkpoints or "none",
+        f"{in_force.checkpoints or 'none'}{' in host memory' if in_force.on_host else ''}",
         settings.policy,
         seams.engine_version(),
     )

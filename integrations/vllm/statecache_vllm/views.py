@@ -384,6 +384,7 @@ class EngineArgs(Protocol):
     enable_prefix_caching: bool | None
     worker_cls: str
     kv_transfer_config: object
+    tensor_parallel_size: int
 
 
 class _ModelRunner(Protocol):

@@ -19,7 +19,13 @@ from statecache.engine.faults import guarded
 from statecache.engine.settings import Settings, flag_of
 from statecache.errors import escape_control_chars, exit_engine
 from statecache_vllm import seams
-from statecache_vllm.checkpoint_memory import describe, is_exact, pool_slots, set_aside
+from statecache_vllm.checkpoint_memory import (
+    RING_STATES,
+    describe,
+    is_exact,
+    pool_slots,
+    set_aside,
+)
 from statecache_vllm.checkpoints import CheckpointCopy
 from statecache_vllm.hand_over import new_barrier
 from statecache_vllm.proof import StepProof, Unproved
@@ -149,7 +155,12 @@ class CheckpointStore:
             try:
                 # Every slot stays allocated: the scheduler rules them.
                 pool = library.CheckpointPool(
-                    active, total, mode=settings.checkpoints, keeps_refused=True
+                    active,
+                    total,
+                    mode=settings.checkpoints,
+                    keeps_refused=True,
+                    memory="host" if settings.on_host else "device",
+                    ring=RING_STATES * len(positions),
                 )
             except (MemoryError, RuntimeError, library.PoolDoesNotFitError) as error:
                 what = f"{slots} {settings.checkpoints} checkpoints"

@@ -18,7 +18,7 @@ from statecache.checkpoint.ops import (
     plain_ops,
 )
 
-__all__ = ["PoolLaunches", "upload"]
+__all__ = ["PoolLaunches", "upload", "upload_pairs"]
 
 _log = logging.getLogger("statecache.checkpoint")
 
@@ -107,3 +107,17 @@ def upload(
     whole = listed.to(device, non_blocking=True)
     *vectors, rest = torch.split(whole, [*map(len, lists), (zeros + 1) // 2])
     return vectors, rest.view(torch.int32)[:zeros]
+
+
+def upload_pairs(
+    slots: Tensor | list[int], active_slots: Tensor | list[int], zeros: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return slots, active slots and so many zeros on the device; what is there stays."""
+    both = (slots, active_slots)
+    lists = [each for each in both if not isinstance(each, Tensor)]
+    uploaded, cleared = upload(lists, zeros, device) if lists else ([], None)
+    ours, theirs = (
+        each.to(device, torch.int64).contiguous() if isinstance(each, Tensor) else uploaded.pop(0)
+        for each in both
+    )
+    return ours, theirs, cleared

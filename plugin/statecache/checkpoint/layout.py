@@ -12,6 +12,7 @@ from torch import Tensor
 
 from statecache.checkpoint.formats import format_named
 
+_ALIGNMENT = 16  # the widest access of a kernel
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -189,11 +190,27 @@ def pool_parts(layout: Layout, mode: str) -> list[Part]:
 
 
 def estimate_bytes(
-    active: ActiveState, slots: int, *, mode: str = "int8", reserve_slot_zero: bool = False
+    active: ActiveState,
+    slots: int,
+    *,
+    mode: str = "int8",
+    reserve_slot_zero: bool = False,
+    memory: str = "device",
 ) -> int:
-    """Return what a `CheckpointPool` of these arguments allocates, to the byte."""
+    """Return what a `CheckpointPool` of these arguments allocates for its slots, to the byte."""
     total = slot_total(slots, reserve_slot_zero=reserve_slot_zero)
-    return total * sum(part.bytes_per_slot for part in pool_parts(layout_of(active, mode), mode))
+    return total * bytes_per_slot(pool_parts(layout_of(active, mode), mode), memory)
+
+
+def bytes_per_slot(parts: Sequence[Part], memory: str) -> int:
+    """Return the bytes of one slot; in host memory parts are aligned for the kernels."""
+    sizes = [part.bytes_per_slot for part in parts]
+    return sum(map(aligned, sizes)) if memory == "host" else sum(sizes)
+
+
+def aligned(count: int) -> int:
+    """Return how many bytes a part of a slot takes in host memory."""
+    return -(-count // _ALIGNMENT) * _ALIGNMENT
 
 
 def slot_total(slots: int, *, reserve_slot_zero: bool) -> int:

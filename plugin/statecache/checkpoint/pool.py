@@ -6,16 +6,19 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from operator import index
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from statecache.checkpoint.copy_streams import CopyStreams
 from statecache.checkpoint.formats import format_named
-from statecache.checkpoint.launches import PoolLaunches, upload
+from statecache.checkpoint.launches import PoolLaunches, upload_pairs
 from statecache.checkpoint.layout import (
     ActiveState,
     Layout,
     SideState,
+    bytes_per_slot,
     estimate_bytes,
     layout_of,
     pool_parts,
@@ -26,6 +29,13 @@ from statecache.checkpoint.memory import PoolDoesNotFitError, free_bytes_on
 from statecache.checkpoint.ops import STORED, CheckpointOps, ops_for
 from statecache.checkpoint.report import StoreReport
 from statecache.checkpoint.selftest import working_ops
+from statecache.checkpoint.slot_arguments import active_slots_in, integers, require_distinct, vector
+from statecache.checkpoint.slot_memory import (
+    RING_ROWS,
+    DeviceSlots,
+    HostSlots,
+    SlotMemory,
+)
 from statecache.checkpoint.stream_order import StreamOrdering
 
 __all__ = [
@@ -37,7 +47,6 @@ __all__ = [
     "estimate_bytes",
 ]
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _log = logging.getLogger("statecache.checkpoint")
 
 
@@ -61,6 +70,10 @@ class CheckpointPool:
     `CopiesDoNotWorkError`. Where a kernel cannot be launched later, the plain operators make that
     copy and all that follow.
 
+    In `memory` "host" slots lie in pinned host memory. A kernel works on a ring of at most `ring`
+    rows on the device, from and to which slots are copied on streams of their own, ordered by
+    events: still no call waits. A ring of fewer rows than a copy has states takes turns.
+
     A call that is refused changes nothing. Should a copy fail after it has begun, the slots of a
     store hold nothing, and the active slots of a load are undefined.
 
@@ -78,6 +91,9 @@ class CheckpointPool:
         keeps_refused: bool = False,
         free_bytes: int | None = None,
         copies: CheckpointOps | None = None,
+        memory: Literal["device", "host"] = "device",
+        ring: int = RING_ROWS,
+        streams: CopyStreams | None = None,
     ) -> None:
         self._keeps_refused = keeps_refused
         self._total = slot_total(slots, reserve_slot_zero=reserve_slot_zero)
@@ -85,32 +101,36 @@ class CheckpointPool:
         layout = layout_of(active, mode)
         parts = pool_parts(layout, mode)
         self._device = layout.temporals[0].device
-        self.bytes_per_state = sum(part.bytes_per_slot for part in parts)
+        self._on_host = memory == "host"
+        self.bytes_per_state = bytes_per_slot(parts, memory)
         self._require_memory(slots, free_bytes)
         self._format = format_named(mode)
         self._signature = layout.signature
         self._order = StreamOrdering(self._device)
         self._order.begin()
-        self._tensors = {
-            part.name: torch.zeros(part.shape(self._total), dtype=part.dtype, device=self._device)
-            for part in parts
-        }
+        self._memory: SlotMemory = (
+            HostSlots(parts, self._total, self._device, ring=ring, streams=streams)
+            if self._on_host
+            else DeviceSlots(parts, self._total, self._device)
+        )
         self._slot_dims = {part.name: len(part.leading) for part in parts}
         self._order.end()
         temporal = layout.temporals[0]
         matrix = (temporal.shape[-2], temporal.shape[-1])
         ops = copies or ops_for(str(self._device))
         ops = working_ops(ops, self._device, mode, temporal.dtype, matrix)
-        self._launches = PoolLaunches(self._format, ops, layout, self._tensors)
+        self._launches = PoolLaunches(self._format, ops, layout, self._memory.tensors)
         self._last = active, layout
         self._stores = 0
         self.clear()
         _log.info(
-            "statecache: a pool of %d %s slots of %d bytes, %d bytes in all, copies by %s",
+            "statecache: a pool of %d %s slots of %d bytes, %d bytes in all in %s memory, copies by"
+            " %s",
             slots,
             mode,
             self.bytes_per_state,
             self.total_bytes,
+            memory,
             ops.name,
         )
 
@@ -131,8 +151,13 @@ class CheckpointPool:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes allocated."""
-        return sum(tensor.untyped_storage().nbytes() for tensor in self._tensors.values())
+        """Bytes allocated for slots."""
+        return self._memory.slot_bytes
+
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes allocated on the device beside slots in host memory."""
+        return self._memory.ring_bytes
 
     def alloc(self, n: int) -> list[int] | None:
         """Take `n` slots, or None when fewer are free."""
@@ -148,7 +173,7 @@ class CheckpointPool:
     def free(self, slots: Iterable[int]) -> None:
         """Give slots back; each must be allocated and be named once."""
         given = self._allocated(slots, "free")
-        _require_distinct(given, "free")
+        require_distinct(given, "free")
         for slot in given:
             self._release(slot)
 
@@ -171,8 +196,8 @@ class CheckpointPool:
         """
         self._order.begin()
         layout = self._checked(active)
-        given = _integers(slots)
-        listed = self._active_slots(layout, active_slots, given)
+        given = integers(slots)
+        listed = active_slots_in(layout.slots, active_slots, given)
         unseen = isinstance(listed, Tensor)
         if not isinstance(listed, Tensor):
             pairs = zip(given, listed, strict=True)
@@ -181,9 +206,12 @@ class CheckpointPool:
         if unseen:
             self._read_reports(used)
         self._allocated(used, "store into")
-        _require_distinct(used, "store into")
+        require_distinct(used, "store into")
         known = self._format.exact and not unseen
-        targets, sources, cleared = self._upload(given, listed, 0 if known else len(given))
+        rows = self._memory.rows(given)
+        targets, sources, cleared = upload_pairs(
+            rows, listed, 0 if known else len(given), self._device
+        )
         flags = None if known else cleared
         seen: Tensor | list[int] = [STORED] * len(given)
         before = {slot: self._stored[slot] for slot in used} if unseen else {}
@@ -191,7 +219,13 @@ class CheckpointPool:
             self._stored[slot] = 0
             self._pending.pop(slot, None)
         try:
-            self._launches.store(layout, sources, targets, flags)
+            for part in self._memory.batches(len(given)):
+                self._memory.write(rows[part])
+                kept = [slot if before.get(slot) else -1 for slot in given[part]]
+                self._memory.fetch(kept, rows[part])
+                asked = None if flags is None else flags[part]
+                self._launches.store(layout, sources[part], targets[part], asked)
+                self._memory.send(given[part], rows[part])
             if flags is not None:
                 seen = flags.to("cpu", non_blocking=True)
         finally:
@@ -215,21 +249,25 @@ class CheckpointPool:
         Reads the reports of these slots' stores if nobody has yet, which waits for those stores.
         Entries of a tensor beyond the active slots are skipped, in a list they are refused. A
         tensor of slots is used as it is, without waiting for its values: that they hold states, by
-        the reports of their stores, is for the caller to know.
+        the reports of their stores, is for the caller to know. Slots in host memory are listed.
         """
         self._order.begin()
         layout = self._checked(active)
-        given = _vector(slots, "slots") if isinstance(slots, Tensor) else _integers(slots)
-        listed = self._active_slots(layout, active_slots, given)
+        given = vector(slots, "slots") if isinstance(slots, Tensor) else integers(slots)
+        listed = active_slots_in(layout.slots, active_slots, given)
         if not isinstance(listed, Tensor):
-            _require_distinct([slot for slot in listed if slot >= 0], "load into active")
+            require_distinct([slot for slot in listed if slot >= 0], "load into active")
+        rows = self._memory.rows(given)
         if not isinstance(given, Tensor):
             used = [slot for slot in given if slot >= 0]
             self._read_reports(used)
             self._in_use(used, "load")
-        sources, targets, _ = self._upload(given, listed, 0)
+        sources, targets, _ = upload_pairs(rows, listed, 0, self._device)
         try:
-            self._launches.load(layout, sources, targets)
+            for part in self._memory.batches(len(given)):
+                self._memory.fetch(given[part], rows[part])
+                self._launches.load(layout, sources[part], targets[part])
+                self._memory.release(rows[part])
         finally:
             self._order.end()
 
@@ -240,9 +278,9 @@ class CheckpointPool:
         host does not wait.
         """
         self._order.begin()
-        given = self._in_use(_integers(slots), "add up")
+        given = self._in_use(integers(slots), "add up")
         try:
-            return torch.stack([checksum(self._rows(slot)) for slot in given])
+            return torch.stack([self._checksum(slot) for slot in given])
         finally:
             self._order.end()
 
@@ -260,25 +298,37 @@ class CheckpointPool:
         layout = self._checked(active)
         (given,) = self._in_use([index(slot)], "compare")
         try:
-            target, source, _ = self._upload(
-                [given], self._active_slots(layout, active_slot, [given]), 0
-            )
-            ops = self._launches.ops
-            return relative_errors(self._format, ops, layout, self._tensors, source, target)
+            rows = self._memory.rows([given])
+            self._memory.fetch([given], rows)
+            listed = active_slots_in(layout.slots, active_slot, [given])
+            target, source, _ = upload_pairs(rows, listed, 0, self._device)
+            ops, tensors = self._launches.ops, self._memory.tensors
+            errors = relative_errors(self._format, ops, layout, tensors, source, target)
+            self._memory.release(rows)
+            return errors
         finally:
             self._order.end()
 
-    def _rows(self, slot: int) -> Iterable[Tensor]:
-        for name, tensor in self._tensors.items():
-            yield tensor.select(self._slot_dims[name], slot)
+    def _checksum(self, slot: int) -> Tensor:
+        rows = self._memory.rows([slot])
+        self._memory.fetch([slot], rows)
+        found = checksum(self._rows(rows[0]))
+        self._memory.release(rows)
+        return found
+
+    def _rows(self, row: int) -> Iterable[Tensor]:
+        for name, tensor in self._memory.tensors.items():
+            yield tensor.select(self._slot_dims[name], row)
 
     def _require_memory(self, slots: int, free_bytes: int | None) -> None:
         asked = self._total * self.bytes_per_state
-        free = free_bytes_on(self._device) if free_bytes is None else free_bytes
+        device = torch.device("cpu") if self._on_host else self._device
+        free = free_bytes_on(device) if free_bytes is None else free_bytes
         if free is None or asked <= free:
             return
         fits = max(free // self.bytes_per_state - self._first, 0)
-        raise PoolDoesNotFitError(slots, asked, free, fits, str(self._device))
+        where = "the host" if self._on_host else str(device)
+        raise PoolDoesNotFitError(slots, asked, free, fits, where)
 
     def _checked(self, active: ActiveState) -> Layout:
         if active is self._last[0]:
@@ -315,36 +365,6 @@ class CheckpointPool:
                 raise ValueError(f"cannot {verb} slot {slot}: no state is stored in it")
         return slots
 
-    def _active_slots(
-        self, layout: Layout, active_slots: Sequence[int] | Tensor, slots: Sequence[int] | Tensor
-    ) -> Tensor | list[int]:
-        if isinstance(active_slots, Tensor):
-            _vector(active_slots, "active slots")
-        if len(active_slots) != len(slots):
-            raise ValueError(f"{len(active_slots)} active slots for {len(slots)} slots")
-        if isinstance(active_slots, Tensor):
-            return active_slots
-        listed = _integers(active_slots)
-        for slot in listed:
-            if slot >= layout.slots:
-                raise ValueError(f"active slot {slot} is not below {layout.slots}")
-        return listed
-
-    def _upload(
-        self, slots: Tensor | list[int], active_slots: Tensor | list[int], zeros: int
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return slots, active slots and so many zeros on the device; what is there stays."""
-        both = (slots, active_slots)
-        lists = [each for each in both if not isinstance(each, Tensor)]
-        uploaded, cleared = upload(lists, zeros, self._device) if lists else ([], None)
-        ours, theirs = (
-            each.to(self._device, torch.int64).contiguous()
-            if isinstance(each, Tensor)
-            else uploaded.pop(0)
-            for each in both
-        )
-        return ours, theirs, cleared
-
     def _release(self, slot: int) -> None:
         del self._stored[slot]
         self._pending.pop(slot, None)
@@ -372,22 +392,3 @@ class CheckpointPool:
                     self._refused.add(slot)
                 refused.append(slot)
         return tuple(refused)
-
-
-def _vector(slots: Tensor, what: str) -> Tensor:
-    if slots.dim() != 1 or slots.dtype not in _INTEGERS:
-        raise ValueError(f"{what} {tuple(slots.shape)} of {slots.dtype}: need a vector of integers")
-    return slots
-
-
-def _integers(slots: Iterable[int]) -> list[int]:
-    """Return slots as integers; `TypeError` for what is none."""
-    return [index(slot) for slot in slots]
-
-
-def _require_distinct(slots: Sequence[int], verb: str) -> None:
-    seen: set[int] = set()
-    for slot in slots:
-        if slot in seen:
-            raise ValueError(f"cannot {verb} slot {slot} twice")
-        seen.add(slot)

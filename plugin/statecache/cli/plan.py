@@ -20,6 +20,7 @@ from statecache.cli.output import (
     table_console,
     whole_file,
 )
+from statecache.engine.sizes import bytes_in
 from statecache.engine.spec import engine_named, engines
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.replay.prefix_tree import PrefixTree
@@ -36,8 +37,6 @@ from statecache.trace.format import BLOCK_TOKENS, read_trace
 
 __all__ = ["plan_command"]
 
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _STATE_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -272,13 +271,10 @@ def _table(splits: list[Split], best: Iterable[Split]) -> Table:
 
 
 def _memory(text: str) -> int:
-    found = re.fullmatch(
-        r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([KMGT]?i?B?)", text.strip(), re.I | re.A
-    )
-    unit = found and found[2].upper()
-    if found is None or unit is None or unit not in _UNITS or not float(found[1]):
+    size = bytes_in(text)
+    if size is None:
         raise SettingsError(f"--memory: {text!r} is no size: give e.g. 60GiB")
-    return int(float(found[1]) * _UNITS[unit])
+    return size
 
 
 def _known(flag: str, names: list[str], known: tuple[str, ...]) -> list[str]:

@@ -26,6 +26,7 @@ from statecache.engine.settings_schema import (
     check,
     check_type,
     flag_of,
+    memory_in,
     number_in,
 )
 from statecache.errors import SettingsError, escape_control_chars
@@ -48,12 +49,13 @@ __all__ = [
     "add_flags",
     "flag_of",
     "given_on",
+    "memory_in",
 ]
 
 CONFIG_VARIABLE = "STATECACHE_CONFIG"
 STRICT_VARIABLE = "STATECACHE_STRICT"
 # Settings for some engines alone: those whose spec names them.
-OPTIONAL = ("block_policy", "checkpoint_interval")
+OPTIONAL = ("block_policy", "checkpoint_interval", "checkpoint_memory")
 
 # What changes an engine.
 _NOT_IN_A_DRY_RUN = (
@@ -62,6 +64,7 @@ _NOT_IN_A_DRY_RUN = (
     "block_policy",
     "checkpoints",
     "checkpoint_slots",
+    "checkpoint_memory",
     "checkpoint_interval",
     "verify",
 )
@@ -111,6 +114,11 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "N",
         "help": "states that pool holds (default: what fits in the share of memory that the docs "
         "name)",
+    },
+    "checkpoint_memory": {
+        "metavar": "PLACE",
+        "help": "where that pool is: device (the default), host (a tenth of the host memory that "
+        "is free) or host:SIZE, as host:64GiB, which the ranks of a server share",
     },
     "checkpoint_interval": {
         "metavar": "TOKENS",
@@ -162,6 +170,7 @@ class Settings(msgspec.Struct, frozen=True):
     block_policy: str = "reuse"
     checkpoints: str | None = None
     checkpoint_slots: int | None = None
+    checkpoint_memory: str = "device"
     checkpoint_interval: int | None = None
     verify: float = 0.0
     record: str | None = None
@@ -182,6 +191,11 @@ class Settings(msgspec.Struct, frozen=True):
         nothing = Settings(block_policy="stock", wait_for_head="off")
         off = {name: getattr(nothing, name) for name in _NOT_IN_A_DRY_RUN}
         return msgspec.structs.replace(self, **off)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the checkpoint pool is in host memory."""
+        return memory_in(self.checkpoint_memory)[0] == "host"
 
     @property
     def left_out(self) -> tuple[str, ...]:

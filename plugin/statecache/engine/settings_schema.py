@@ -13,6 +13,7 @@ from collections.abc import Collection
 import msgspec
 
 from statecache.checkpoint.formats import FORMATS
+from statecache.engine.sizes import bytes_in
 from statecache.errors import SettingsError, escape_control_chars
 from statecache.index.admissions import SERVER, admission_names
 from statecache.index.policies import ENGINE, policy_names
@@ -28,6 +29,7 @@ __all__ = [
     "check_number",
     "check_type",
     "flag_of",
+    "memory_in",
     "number_in",
 ]
 
@@ -36,6 +38,7 @@ ADMISSIONS = admission_names(SERVER)
 ENGINE_BLOCK_POLICIES = ("reuse", "stock")  # that of the replay's table, and the engine's own
 CHECKPOINTS = tuple(FORMATS)
 ON_OFF = ("on", "off")
+MEMORIES = ("device", "host")
 
 
 class RawSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -50,6 +53,7 @@ class RawSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     block_policy: str | None = None
     checkpoints: str | None = None
     checkpoint_slots: int | None = None
+    checkpoint_memory: str | None = None
     checkpoint_interval: int | None = None
     verify: float | None = None
     record: str | None = None
@@ -156,9 +160,36 @@ def check(given: RawSettings) -> None:
         )
     if given.checkpoint_slots is not None and given.checkpoints is None:
         raise SettingsError(f"{flag_of('checkpoint_slots')} needs {flag_of('checkpoints')}")
+    _check_memory(given)
     if given.verify and given.checkpoints is None:
         raise SettingsError(f"{flag_of('verify')} needs {flag_of('checkpoints')}")
     _check_record(given)
+
+
+def memory_in(text: str) -> tuple[str, int | None]:
+    """Return where checkpoints are kept, "device" or "host", and in how many bytes if it says so.
+
+    `SettingsError` for any other text.
+    """
+    place, colon, size = text.partition(":")
+    asked = bytes_in(size) if colon else None
+    if place not in MEMORIES or (colon and (place == "device" or asked is None)):
+        advice = "use device, host or host:SIZE, as host:64GiB"
+        raise _invalid("checkpoint_memory", text, advice)
+    return place, asked
+
+
+def _check_memory(given: RawSettings) -> None:
+    if given.checkpoint_memory is None:
+        return
+    _, size = memory_in(given.checkpoint_memory)
+    if given.checkpoints is None:
+        raise SettingsError(f"{flag_of('checkpoint_memory')} needs {flag_of('checkpoints')}")
+    if size is not None and given.checkpoint_slots is not None:
+        raise SettingsError(
+            f"{flag_of('checkpoint_memory')} host:SIZE and {flag_of('checkpoint_slots')}"
+            " exclude each other"
+        )
 
 
 def _check_record(given: RawSettings) -> None:

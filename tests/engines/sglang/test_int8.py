@@ -198,7 +198,7 @@ def test_a_copy_is_one_launch_a_kind_whatever_the_layers(layers, side, monkeypat
     monkeypatch.setattr(checkpoints, "_active_state", lambda _: active)
     monkeypatch.setattr(checkpoints.state_slots, "device_of", lambda _: "cpu")
     pool = checkpoints.CheckpointSlots(None, 4)
-    uploads = count_uploads(monkeypatch, checkpoint_pool)
+    uploads = count_uploads(monkeypatch)
     slots, running = pool.alloc(2), torch.tensor([3, 5])
     for _ in range(2):
         with Operators() as operators:

@@ -337,8 +337,7 @@ def test_the_bytes_that_are_announced_are_those_of_the_pool(caplog, slots):
         with state_slots(64):
             left = left_of(traffic, 10_000_000)
     pool = traffic.requests.mamba_ckpt_pool
-    tensors = pool._pool._tensors.values()
-    allocated = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    allocated = sum(row.nbytes for row in pool._pool._rows(0)) * (slots + 1)
     right = (slots + 1) * STATE_BYTES["at rest"]
     assert allocated == right
     assert left == 10_000_000 - 65 * STATE_BYTES["running"] - right

@@ -3,7 +3,6 @@
 import dataclasses
 import types
 from hashlib import blake2b
-from importlib import import_module
 
 import pytest
 import torch
@@ -21,9 +20,11 @@ from support.launch_failures import LAUNCH_ERRORS, failing, launch_error
 from support.operators import Operators, count_uploads
 
 
+@pytest.mark.parametrize("memory", ["device", "host"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_each_group_of_a_state_comes_back_into_its_own_block(monkeypatch, shared):
-    store, tensors = store_over(monkeypatch, shared=shared, checkpoint_slots=4)
+def test_each_group_of_a_state_comes_back_into_its_own_block(monkeypatch, shared, memory):
+    more = {"checkpoint_slots": 4, "checkpoint_memory": memory}
+    store, tensors = store_over(monkeypatch, shared=shared, **more)
     before = [[kind.clone() for kind in group] for group in tensors]
     store.store([copy(10, 3, (1, 2, 3)), copy(11, 0, (4, 5, 6))])
     assert told(store) is None  # exact copies are good
@@ -173,7 +174,7 @@ def test_a_step_is_one_launch_a_kind_whatever_the_layers(monkeypatch, layers, mo
     store = worker.CheckpointStore(settings, config, kv)
     store.store([copy(10, 3, (1, 2, 3))])
     told(store)
-    uploads = count_uploads(monkeypatch, import_module("statecache.checkpoint.pool"))
+    uploads = count_uploads(monkeypatch)
     for _ in range(2):
         with Operators() as operators:
             store.restore([copy(10, 3, (4, 5, 6))])

@@ -14,8 +14,15 @@ from torch import bfloat16, empty
 from vllm.engine.arg_utils import EngineArgs
 
 from statecache.engine.settings import Settings
-from statecache_vllm import adapter, seams
-from statecache_vllm.checkpoint_memory import describe, knows_states, pool_slots, set_aside
+from statecache.errors import SettingsError
+from statecache_vllm import adapter, checkpoint_memory, seams
+from statecache_vllm.checkpoint_memory import (
+    describe,
+    knows_states,
+    pool_slots,
+    set_aside,
+    with_host_size,
+)
 from statecache_vllm.prefill_chunks import clip
 from statecache_vllm.recording import begin
 
@@ -35,6 +42,12 @@ def settings(**given):
         ({"int8": True}, 900_000),
         ({"checkpoints": "native", "checkpoint_slots": 2}, 1_000_000 - 2 * NATIVE),
         ({"checkpoints": "int8", "checkpoint_slots": 10}, 1_000_000 - 10 * INT8),
+        # A ring of four states.
+        ({"checkpoints": "int8", "checkpoint_memory": "host"}, 1_000_000 - 4 * INT8),
+        (
+            {"checkpoints": "native", "checkpoint_memory": "host", "checkpoint_slots": 99},
+            1_000_000 - 4 * NATIVE,
+        ),
     ],
 )
 def test_what_is_left_for_blocks(given, left):
@@ -109,6 +122,42 @@ def test_the_pool_is_a_tenth_of_blocks_and_checkpoints_together(mode, slot_bytes
     )
     assert slots == 100 * 68_608 // slot_bytes
     assert (slots + 1) * slot_bytes > 100 * 68_608
+
+
+@pytest.mark.parametrize(("mode", "slot_bytes"), [("native", NATIVE), ("int8", INT8)])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_share_the_host_memory_that_was_asked_for(mode, slot_bytes, ranks):
+    config = types.SimpleNamespace(kv_cache_groups=_groups(16), num_blocks=900)
+    engine = types.SimpleNamespace(
+        cache_config=types.SimpleNamespace(num_gpu_blocks_override=None),
+        parallel_config=types.SimpleNamespace(tensor_parallel_size=ranks),
+    )
+    on_host = settings(checkpoints=mode, checkpoint_memory=f"host:{ranks * (5 * slot_bytes + 1)}")
+    assert pool_slots(on_host, engine, config) == 5
+    too_small = settings(checkpoints=mode, checkpoint_memory=f"host:{ranks * slot_bytes - 1}")
+    with pytest.raises(SystemExit, match=r"does not fit in the .* host memory .* host:SIZE"):
+        pool_slots(too_small, engine, config)
+
+
+def test_the_host_memory_is_settled_once_and_checked_against_what_is_free(monkeypatch, caplog):
+    def resolved(memory, **more):
+        asked = settings(checkpoints="int8", checkpoint_memory=memory, **more)
+        return with_host_size(asked, 2).checkpoint_memory
+
+    monkeypatch.setattr(checkpoint_memory, "_free_on_host", lambda: 5_000)
+    assert resolved("device") == "device"
+    with caplog.at_level("INFO", logger="statecache.vllm"):
+        assert resolved("host") == "host:500"
+    assert "500 bytes of host memory for the checkpoints of 2 ranks" in caplog.text
+    assert resolved("host:5000") == "host:5000"
+    assert resolved("host:2KiB") == "host:2048"
+    assert resolved("host", checkpoint_slots=7) == "host"
+    with pytest.raises(SettingsError, match="host:5001: 5,000 bytes of host memory are free"):
+        resolved("host:5001")
+    monkeypatch.setattr(checkpoint_memory, "_free_on_host", lambda: None)
+    assert resolved("host:5001") == "host:5001"
+    with pytest.raises(SettingsError, match="give host:SIZE"):
+        resolved("host")
 
 
 def test_a_state_without_one_temporal_tensor_is_refused():

@@ -17,6 +17,11 @@ PLUGINS = {
         "checkpoint_slots": 8,
         "checkpoint_interval": 64,
     },
+    "native, in host memory": {
+        "checkpoints": "native",
+        "checkpoint_memory": "host:64MiB",
+        "checkpoint_interval": 64,
+    },
     "native, by learned at ends and forks": {
         "checkpoints": "native",
         "checkpoint_slots": 8,

@@ -38,14 +38,21 @@ def expected(any_model):
         return texts(cold)
 
 
-@pytest.mark.parametrize("order", ["reuse", "stock"])
-def test_a_prompt_whose_states_are_gone_is_served_from_the_checkpoints(any_model, expected, order):
+WAYS = {
+    "reuse": {},
+    "stock": {"block_policy": "stock"},
+    "host": {"checkpoint_memory": "host"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_prompt_whose_states_are_gone_is_served_from_the_checkpoints(any_model, expected, way):
     """Of 276 and 532 tokens, 256 are restored.
 
     vLLM hashes the restored blocks again, so that the longer prompt needs no restore of its own.
     """
     model, block = any_model
-    with run(model, block_size=block, plugin={**SLOTS, "block_policy": order}) as engine:
+    with run(model, block_size=block, plugin={**SLOTS, **WAYS[way]}) as engine:
         cold = engine.ask([SHORT])
         assert cached(cold) == [0]
         assert drop_state_blocks(engine) > 0

@@ -32,7 +32,7 @@ def stacked(layers):
 
 @pytest.fixture
 def uploads(monkeypatch):
-    return count_uploads(monkeypatch, checkpoint_pool)
+    return count_uploads(monkeypatch)
 
 
 @pytest.mark.parametrize("layers", LAYERS)

@@ -7,7 +7,7 @@ from statecache.checkpoint.formats import FORMATS
 from statecache.checkpoint.measure import checksum
 from statecache.checkpoint.ops import native_ops, plain_ops
 from statecache.checkpoint.pool import ActiveState, CheckpointPool
-from support.pool_states import L, S, make_active
+from support.pool_states import PLACES, L, S, make_active
 
 
 def sum_by_loop(rows):
@@ -48,6 +48,20 @@ def test_nothing_has_no_sum():
 
 def rows_of(pool, slot):
     return list(pool._rows(slot))
+
+
+@pytest.mark.parametrize("mode", FORMATS)
+def test_sums_and_errors_are_the_same_in_host_memory(mode):
+    """With a ring of one row, which each slot comes through."""
+    active = make_active()
+    found = []
+    for place in PLACES.values():
+        pool = CheckpointPool(active, 3, mode=mode, **place)
+        slots = pool.alloc(3)
+        pool.store(active, [4, 0, 2], slots).refused()
+        error = pool.relative_errors(active, torch.tensor([0]), slots[1])
+        found.append((pool.checksums(slots).tolist(), None if error is None else error.tolist()))
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("mode", FORMATS)

@@ -9,12 +9,23 @@ from statecache.checkpoint.pool import (
     ActiveState,
     CheckpointPool,
     PoolDoesNotFitError,
+    SideState,
     estimate_bytes,
 )
 from support.checkpoint_cases import DTYPES, check_a_pool, is_close, same_bits
-from support.pool_states import S, exact_rows, lifecycle_pool, make_active, zeros_like
+from support.pool_states import (
+    S,
+    everywhere,
+    exact_rows,
+    lifecycle_pool,
+    make_active,
+    zeros_like,
+)
+
+__all__ = ["everywhere"]  # a fixture
 
 
+@pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("mode", FORMATS)
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -46,11 +57,34 @@ def test_a_pool_on_the_cpu(mode, dtype):
 @pytest.mark.parametrize("mode", FORMATS)
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("reserve", [False, True])
-def test_the_estimate_is_what_is_allocated(mode, apart, reserve):
+@pytest.mark.parametrize("memory", ["device", "host"])
+def test_the_estimate_is_what_is_allocated(mode, apart, reserve, memory):
     active = make_active(apart=apart)
-    pool = CheckpointPool(active, 5, mode=mode, reserve_slot_zero=reserve)
-    estimate = estimate_bytes(active, 5, mode=mode, reserve_slot_zero=reserve)
+    settings = {"mode": mode, "reserve_slot_zero": reserve, "memory": memory}
+    pool = CheckpointPool(active, 5, ring=2, **settings)
+    estimate = estimate_bytes(active, 5, **settings)
     assert estimate == pool.total_bytes == (5 + reserve) * pool.bytes_per_state
+    assert pool.ring_bytes == (2 * pool.bytes_per_state if memory == "host" else 0)
+
+
+def test_parts_in_host_memory_are_aligned_to_16_bytes():
+    """2 layers of a head of 8 x 8: 128 bytes of int8 and 64 of scales; rows of 7 and of 1 byte."""
+    temporal = torch.zeros(2, 3, 1, 8, 8)
+    sides = {
+        "seven": SideState(torch.zeros(3, 7, dtype=torch.uint8), 0),
+        "one": SideState(torch.zeros(3, 1, dtype=torch.uint8), 0),
+    }
+    active = ActiveState(temporal, [], sides)
+    assert estimate_bytes(active, 1) == 128 + 64 + 7 + 1
+    assert estimate_bytes(active, 1, memory="host") == 128 + 64 + 16 + 16
+
+
+def test_slots_in_host_memory_are_named_on_the_host():
+    active = make_active()
+    pool = CheckpointPool(active, 2, memory="host")
+    pool.store(active, [1], pool.alloc(1))
+    with pytest.raises(ValueError, match="those of a list, not of a tensor"):
+        pool.load(torch.tensor([0]), active, [2])
 
 
 def test_bytes_by_hand_and_without_memory():
@@ -128,6 +162,7 @@ WRONG_CALLS = [
 ]
 
 
+@pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize(("call", "reason"), WRONG_CALLS)
 def test_a_wrong_call_raises_and_changes_nothing(call, reason):
     active, pool = lifecycle_pool()
@@ -144,6 +179,7 @@ def test_a_wrong_call_raises_and_changes_nothing(call, reason):
     assert pool.alloc(2) == [2, 3]
 
 
+@pytest.mark.usefixtures("everywhere")
 def test_a_freed_slot_forgets_its_state():
     active, pool = lifecycle_pool()
     pool.free([0])
@@ -152,6 +188,7 @@ def test_a_freed_slot_forgets_its_state():
         pool.load([0], active, [0])
 
 
+@pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("copies", [None, plain_ops()])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_state_that_is_not_finite_is_not_kept(bad, copies):
@@ -176,6 +213,7 @@ def test_a_state_that_is_not_finite_is_not_kept(bad, copies):
         pool.load([slots[1]], active, [5])
 
 
+@pytest.mark.usefixtures("everywhere")
 def test_a_load_reads_a_report_that_nobody_read():
     active = make_active()
     active.temporals()[0][0, 1] = float("nan")
@@ -190,6 +228,7 @@ def test_a_load_reads_a_report_that_nobody_read():
         pool.load(slots, active, [4, 5])
 
 
+@pytest.mark.usefixtures("everywhere")
 def test_a_late_report_leaves_later_uses_of_a_slot_alone():
     active = make_active()
     active.temporals()[0][0, 1] = float("nan")
@@ -246,6 +285,7 @@ def test_slots_of_a_load_can_be_a_tensor(mode, copies):
         pool.load(torch.tensor([0.5]), back, [0])
 
 
+@pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("mode", FORMATS)
 def test_negative_entries_are_skipped(mode):
     active = make_active()
@@ -260,6 +300,7 @@ def test_negative_entries_are_skipped(mode):
         pool.load([slots[1]], back, [0])
 
 
+@pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("mode", FORMATS)
 @pytest.mark.parametrize("copies", [native_ops(), plain_ops()])
 @pytest.mark.parametrize("skipped", [-1, S, 99])
@@ -288,6 +329,7 @@ def test_what_a_tensor_skips_is_left_as_it_is(mode, copies, skipped, read):
     pool.free(slots)
 
 
+@pytest.mark.usefixtures("everywhere")
 def test_a_refused_state_below_a_skipped_store_is_not_kept():
     active = make_active()
     active.temporal[0, 1] = float("nan")

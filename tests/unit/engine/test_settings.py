@@ -15,6 +15,7 @@ from statecache.engine.settings import (
     add_flags,
     flag_of,
     given_on,
+    memory_in,
 )
 from statecache.engine.spec import EngineSpec, engines
 from statecache.errors import SettingsError
@@ -93,6 +94,7 @@ def test_flags_are_named_as_documented():
         "--statecache-block-policy",
         "--statecache-checkpoints",
         "--statecache-checkpoint-slots",
+        "--statecache-checkpoint-memory",
         "--statecache-checkpoint-interval",
         "--statecache-verify",
         "--statecache-record",
@@ -105,7 +107,7 @@ def test_every_flag_reaches_its_setting():
     words = "--kv-cache-plugin statecache --statecache-policy lru --statecache-cost 2,0.5"
     words += " --statecache-admission dense --statecache-wait-for-head off"
     words += " --statecache-checkpoints int8 --statecache-checkpoint-slots 7 --statecache-strict"
-    words += " --statecache-block-policy stock"
+    words += " --statecache-block-policy stock --statecache-checkpoint-memory host"
     words += " --statecache-checkpoint-interval 512 --statecache-verify 1e-2"
     words += " --statecache-record traffic.gz --statecache-record-mib 5 --statecache-dry-run"
     settings = Settings.from_given(parse(*words.split()), {})
@@ -119,6 +121,7 @@ def test_every_flag_reaches_its_setting():
         block_policy="stock",
         checkpoints="int8",
         checkpoint_slots=7,
+        checkpoint_memory="host",
         checkpoint_interval=512,
         verify=0.01,
         record="traffic.gz",
@@ -198,6 +201,28 @@ def test_the_command_line_wins_over_the_environment():
     assert Settings.from_given({"policy": "gds"}, environment).policy == "gds"
 
 
+@pytest.mark.parametrize(
+    ("text", "place", "size"),
+    [
+        ("device", "device", None),
+        ("host", "host", None),
+        ("host:4096", "host", 4096),
+        ("host:1.5 KiB", "host", 1536),
+        ("host:64GiB", "host", 64 * 2**30),
+        ("host:2TB", "host", 2 * 10**12),
+    ],
+)
+def test_where_checkpoints_are_kept(text, place, size):
+    assert memory_in(text) == (place, size)
+    asked = Settings.from_given({**ON, "checkpoints": "int8", "checkpoint_memory": text}, {})
+    assert asked.on_host is (place == "host")
+    dry = Settings.from_given(
+        {**ON, "checkpoints": "int8", "checkpoint_memory": text, "dry_run": True}, {}
+    )
+    assert not dry.in_force.on_host
+    assert "--statecache-checkpoint-memory" in dry.left_out
+
+
 @pytest.mark.parametrize(("text", "strict"), [("", False), ("0", False), ("1", True)])
 def test_strict_from_its_own_variable(text, strict):
     assert Settings.from_environment({"STATECACHE_STRICT": text}).strict is strict
@@ -250,6 +275,21 @@ def test_strict_from_its_own_variable(text, strict):
             "-slots needs --statecache-checkpoints",
         ),
         ({**ON, "int8": True, "int8_slots": 1, "checkpoint_slots": 1}, "not both"),
+        *(
+            (
+                {**ON, "int8": True, "checkpoint_memory": text},
+                f"--statecache-checkpoint-memory cannot be '{text}': use device, host or host:SIZE",
+            )
+            for text in ("disk", "host:", "host:0", "host:many", "device:1GiB", "host:1XB", "")
+        ),
+        (
+            {**ON, "checkpoint_memory": "host"},
+            "--statecache-checkpoint-memory needs --statecache-checkpoints",
+        ),
+        (
+            {**ON, "int8": True, "checkpoint_memory": "host:1GiB", "checkpoint_slots": 2},
+            "--statecache-checkpoint-memory host:SIZE and --statecache-checkpoint-slots exclude",
+        ),
         ({**ON, "checkpoint_interval": -1}, "--statecache-checkpoint-interval cannot be '-1'"),
         ({**ON, "int8": True, "verify": 1.5}, "--statecache-verify cannot be '1.5': use a number"),
         ({**ON, "int8": True, "verify": -0.1}, "--statecache-verify cannot be '-0.1'"),
