@@ -105,42 +105,29 @@ def given_to_processes(engine_args):
     return unconnected.settings_of(config)
 
 
-LRU_GIVEN = {"kv_cache_plugin": "statecache", "policy": "lru", "checkpoints": "native"}
-LRU = {"statecache_policy": "lru", "statecache_checkpoints": "native"}
-
-
 def test_flags_reach_every_process(model):
     words = ["--kv-cache-plugin", "statecache", "--statecache-wait-for-head", "off"]
     words += ["--statecache-cost", "2,0.5", "--statecache-block-policy", "stock"]
-    words += ["--statecache-checkpoints", "native"]
     engine_args = parsed("--model", str(model), "--block-size", "32", *words)
     assert given_to_processes(engine_args) == {
         "kv_cache_plugin": "statecache",
         "wait_for_head": "off",
         "cost": "2.0,0.5",
         "block_policy": "stock",
-        "checkpoints": "native",
     }
 
 
 def test_additional_config_means_what_the_flags_mean(model):
-<<<<<<< HEAD
     config = {**ON, "statecache_wait_for_head": "off", "other": 1}
     engine_args = EngineArgs(model=str(model), block_size=32, additional_config=config)
     assert given_to_processes(engine_args) == {
         "kv_cache_plugin": "statecache",
         "wait_for_head": "off",
     }
-=======
-    config = {**ON, **LRU, "other": 1}
-    engine_args = EngineArgs(model=str(model), block_size=32, additional_config=config)
-    assert given_to_processes(engine_args) == LRU_GIVEN
->>>>>>> 0c15289 (feat: vLLM's checkpoints can be kept in host memory)
     assert engine_args.additional_config == config
 
 
 def test_the_environment_means_what_the_flags_mean(monkeypatch, model):
-<<<<<<< HEAD
     monkeypatch.setenv(
         "STATECACHE_CONFIG", '{"kv_cache_plugin":"statecache","wait_for_head":"off"}'
     )
@@ -149,11 +136,6 @@ def test_the_environment_means_what_the_flags_mean(monkeypatch, model):
         "kv_cache_plugin": "statecache",
         "wait_for_head": "off",
     }
-=======
-    monkeypatch.setenv("STATECACHE_CONFIG", json.dumps(LRU_GIVEN))
-    engine_args = EngineArgs(model=str(model), block_size=32)
-    assert given_to_processes(engine_args) == LRU_GIVEN
->>>>>>> 0c15289 (feat: vLLM's checkpoints can be kept in host memory)
 
 
 def test_without_the_flag_the_configuration_is_vllms_own(model):
