@@ -54,7 +54,9 @@ def assigned_on_vllms(path):
 
 
 def test_what_is_changed_of_vllm_is_a_row():
-    """Beside the rows: links of blocks, and what a reset or a hand-over puts into the pool."""
+    """Beside the rows: links of blocks, what a reset or a hand-over puts into the pool, and our
+    half where a connector would be.
+    """
     found = {place for path in files() for place in assigned_on_vllms(path)}
     hooks = {"add_cli_args", "from_cli_args", "create_engine_config"}
     assert {row.target.rpartition(".")[2] for row in ALWAYS} == hooks
@@ -65,6 +67,7 @@ def test_what_is_changed_of_vllm_is_a_row():
         ("seams.py", "pool.free_block_queue"),
         ("block_queues.py", "block.prev_free_block"),
         ("block_queues.py", "block.next_free_block"),
+        ("unconnected.py", "scheduler.connector"),
     }
 
 
