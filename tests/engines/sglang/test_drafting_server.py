@@ -8,7 +8,6 @@ rejected anywhere, of single requests and of several at once, and answers end in
 from pathlib import Path
 
 import pytest
-from forked_servers import Servers
 from server import Server, running
 from test_server import CONFIGURATIONS, in_parallel
 from tiny_model import make_tiny_model
@@ -45,8 +44,8 @@ def converse(server: Server) -> list[dict]:
     return [answers[asked] for asked in sorted(answers)]
 
 
-def ask(servers: Servers, model: Path, log: Path, *flags: str) -> dict:
-    with running(model, log, *flags, start=(), process_of=servers.start) as server:
+def ask(forked: dict, model: Path, log: Path, *flags: str) -> dict:
+    with running(model, log, *flags, **forked) as server:
         answers = converse(server)
         metrics = {}
         if "--enable-metrics" in flags:
@@ -58,15 +57,14 @@ def ask(servers: Servers, model: Path, log: Path, *flags: str) -> dict:
 
 
 @pytest.fixture(scope="module")
-def arms(tmp_path_factory) -> tuple[dict, dict]:
+def arms(tmp_path_factory, forked) -> tuple[dict, dict]:
     """SGLang alone without a drafter; with the plugin and with one."""
     folder = tmp_path_factory.mktemp("drafting")
     tiny = make_tiny_model(tmp_path_factory.mktemp("tiny-qwen3-next-mtp"), spread=0.1)
     model = add_drafter(tiny, noise=4.0)
     led = (*CONFIGURATIONS["gds"], "--enable-metrics", *DRAFTER)
-    with Servers() as servers:
-        alone = ask(servers, model, folder / "off.log")
-        return alone, ask(servers, model, folder / "drafting.log", *led)
+    alone = ask(forked, model, folder / "off.log")
+    return alone, ask(forked, model, folder / "drafting.log", *led)
 
 
 def test_the_tokens_are_those_without_drafter_and_plugin(arms):

@@ -58,15 +58,15 @@ PROMPTS = [
 
 
 def test_a_server_serves_as_without_it_and_shows_what_a_replay_of_its_recording_says(
-    tmp_path_factory, tmp_path
+    tmp_path_factory, tmp_path, forked
 ):
     """Three states and 16 blocks of KV."""
     model, path = make_tiny_model(tmp_path_factory.mktemp("dry-run-model")), tmp_path / "traffic"
-    with running(model, tmp_path / "off") as server:
+    with running(model, tmp_path / "off", **forked) as server:
         alone = [server.generate(prompt, new=2) for prompt in PROMPTS]
     flags = ["--kv-cache-plugin", "statecache", "--statecache-dry-run", "--enable-metrics"]
     flags += ["--statecache-int8", "--statecache-int8-slots", "3", "--statecache-record", str(path)]
-    with running(model, tmp_path / "dry", *flags) as server:
+    with running(model, tmp_path / "dry", *flags, **forked) as server:
         dry = [server.generate(prompt, new=2) for prompt in PROMPTS]
         url = f"http://127.0.0.1:{server.port}"
         found = wait_for(

@@ -190,10 +190,10 @@ def model(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("metrics-model"))
 
 
-def test_a_real_server_shows_them(model, tmp_path):
+def test_a_real_server_shows_them(model, tmp_path, forked):
     """A prompt of 200 tokens, its state driven out by 30 strangers; it goes on, twice."""
     flags = ("--kv-cache-plugin", "statecache", "--statecache-policy", "lru", "--enable-metrics")
-    with running(model, tmp_path / "log", *flags) as server:
+    with running(model, tmp_path / "log", *flags, **forked) as server:
         url = f"http://127.0.0.1:{server.port}"
         start = wait_for(url, lambda found: ("active", "lru") in found)
         assert start["active", "lru"] == 1
@@ -224,8 +224,8 @@ def test_a_real_server_shows_them(model, tmp_path):
     assert found["anomalies_total", ""] == 0
 
 
-def test_a_real_server_without_the_plugin_shows_none(model, tmp_path):
-    with running(model, tmp_path / "log", "--enable-metrics") as server:
+def test_a_real_server_without_the_plugin_shows_none(model, tmp_path, forked):
+    with running(model, tmp_path / "log", "--enable-metrics", **forked) as server:
         url = f"http://127.0.0.1:{server.port}"
         assert read(url) == {}
         assert look_at_server(url)[0] == "problem"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from cache_layer import LEADS_RUST
-from server import LAUNCH, SERVE, Server, refused, running
+from server import SERVE, Server, refused, running
 from tiny_model import make_tiny_model
 
 from support.exposition import wait_for
@@ -135,14 +135,18 @@ def model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def answers(model, tmp_path_factory) -> dict[str, dict]:
+def answers(model, tmp_path_factory, forked) -> dict[str, dict]:
+    """One of them is started as a user starts it."""
     logs = tmp_path_factory.mktemp("servers")
     asked = CONFIGURATIONS | {"gds host": HOST}
-    return {name: ask(name, flags, model, logs) for name, flags in asked.items()}
+    return {
+        name: ask(name, flags, model, logs, **({} if name == "gds" else forked))
+        for name, flags in asked.items()
+    }
 
 
 @pytest.fixture(scope="session")
-def int8_answers(model, tmp_path_factory) -> dict[str, dict]:
+def int8_answers(model, tmp_path_factory, forked) -> dict[str, dict]:
     """One of them is started by `sglang serve`, its flags in a file."""
     logs = tmp_path_factory.mktemp("int8-servers")
     config = logs / "config.yaml"
@@ -150,7 +154,8 @@ def int8_answers(model, tmp_path_factory) -> dict[str, dict]:
     found = {}
     for name, flags in INT8.items():
         given = [str(config) if flag == "CONFIG" else flag for flag in flags]
-        found[name] = ask(name, given, model, logs, start=SERVE if "--config" in flags else LAUNCH)
+        how = {"start": SERVE} if "--config" in flags else forked
+        found[name] = ask(name, given, model, logs, **how)
     return found
 
 

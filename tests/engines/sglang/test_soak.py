@@ -83,7 +83,7 @@ def run(kind: str, requests: int, seconds: float, every: int = 1_000) -> soak.Re
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_is_flat_and_nothing_drifts(kind):
-    report = run(kind, 800, math.inf, every=25)
+    report = run(kind, 400, math.inf, every=25)
     assert report.checks >= 2
     assert report.growth_mib < report.most_growth_mib
 

@@ -1,6 +1,7 @@
 """Real servers on a CPU: no state of them is what it should be, and every answer is right."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from server import running
@@ -29,9 +30,9 @@ def model(tmp_path_factory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("verify-model"))
 
 
-def ask(model: Path, log: Path, *flags: str, **variables: str) -> tuple[list[dict], dict]:
+def ask(model: Path, log: Path, *flags: str, **how: Any) -> tuple[list[dict], dict]:
     """Every prompt twice, and then the numbers of the plugin."""
-    with running(model, log, *flags, **variables) as server:
+    with running(model, log, *flags, **how) as server:
         found = [server.generate(tokens) for tokens in [*prompts(), *prompts()]]
         metrics = {}
         if "--enable-metrics" in flags:
@@ -40,9 +41,9 @@ def ask(model: Path, log: Path, *flags: str, **variables: str) -> tuple[list[dic
     return found, metrics
 
 
-def test_wrong_states_are_never_an_answer(model, tmp_path):
+def test_wrong_states_are_never_an_answer(model, tmp_path, forked):
     """Each of the ten is computed from its first token on, as by SGLang alone without a cache."""
-    alone, _ = ask(model, tmp_path / "alone.log", "--disable-radix-cache")
+    alone, _ = ask(model, tmp_path / "alone.log", "--disable-radix-cache", **forked)
     log = tmp_path / "planted.log"
     found, metrics = ask(model, log, *CHECKED.split(), *SLOTS, PLANTED_FAULTS="states")
     assert [answer["tokens"] for answer in found] == [answer["tokens"] for answer in alone]

@@ -54,9 +54,7 @@ def assigned_on_vllms(path):
 
 
 def test_what_is_changed_of_vllm_is_a_row():
-    """Beside the rows: links of blocks, what a reset or a hand-over puts into the pool, and our
-    half where a connector would be.
-    """
+    """Beside the rows: links, what a hand-over puts into the pool, and our half for a connector."""
     found = {place for path in files() for place in assigned_on_vllms(path)}
     hooks = {"add_cli_args", "from_cli_args", "create_engine_config"}
     assert {row.target.rpartition(".")[2] for row in ALWAYS} == hooks
