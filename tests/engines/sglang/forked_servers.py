@@ -1,8 +1,7 @@
 """Servers that share one import of SGLang: each is forked from a process that has it already.
 
-One starts in a tenth of the time of `server.LAUNCH`: `running(..., start=(),
-process_of=servers.start)` in a `with Servers() as servers`. As a script, this file is the process
-that forks.
+One starts in a tenth of the time of `server.LAUNCH`: `running(..., **forked)` with the fixture
+`forked`. As a script, this file is the process that forks.
 """
 
 from __future__ import annotations
