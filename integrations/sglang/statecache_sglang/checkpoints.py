@@ -42,12 +42,13 @@ def _library() -> Any:
 class CheckpointSlots:
     """A `CheckpointPool` as SGLang calls its own: slots are int64 tensors, slot 0 is reserved.
 
-    Nothing here waits for the device while SGLang 0.5.23 serves. A slot that is handed out is a
-    view of a list of all slots on the device, so where it lies in memory says its number. What
-    became of a store is read two steps of the scheduler later, by when SGLang itself has waited for
-    the batch behind it; until then a state `is_unread`, and no request may start from it.
+    A slot that is handed out is a view of a list of all slots on the device, so where it lies in
+    memory says its number. What became of a store is read two steps of the scheduler later, by when
+    SGLang 0.5.23 itself has waited for the batch behind it; until then no request may start from
+    the state. So nothing here waits for the device, but for `numbers` of joined slots, `read_all`
+    while copies run (a hit on such a state without the extra buffer), and a closer look.
 
-    `records` says what each slot holds; the share `verify` is looked at closely, which waits.
+    `records` says what each slot holds; the share `verify` is looked at closely.
     """
 
     def __init__(self, pool: RequestPool, slots: int, verify: float = 0.0) -> None:
@@ -139,9 +140,10 @@ class CheckpointSlots:
         """Whether the store into these slots is known to have kept nothing, as of NaN or Inf."""
         return not self._empty.isdisjoint(self.numbers(slots))
 
-    def is_unread(self, slots: Tensor) -> bool:
-        """Whether it is not known yet what became of the store into these slots."""
-        return not self._unread.keys().isdisjoint(self.numbers(slots))
+    def unread_since(self, slots: Tensor) -> int | None:
+        """Return the step of the store into these slots, None if what became of it is known."""
+        steps = (self._unread[slot][0] for slot in self.numbers(slots) if slot in self._unread)
+        return max(steps, default=None)
 
     def begin_step(self) -> list[int]:
         """A step of the scheduler begins: return the slots that are now known to hold nothing.

@@ -64,6 +64,9 @@ class HostAwareRustCore(RustTreeCore):
         except KeyError:
             return False
 
+    def _depth_of(self, node_id: int) -> int:
+        return self._binding.collect_path_info([node_id])[0][-1][3]
+
     def _is_on_host_alone(self, node_id: int) -> bool:
         try:
             return bool(self.component_has_host_value_only(node_id, _MAMBA))
@@ -74,8 +77,7 @@ class HostAwareRustCore(RustTreeCore):
         self._native_order.pop(node_id, None)
         self._receipts.pop(node_id, None)
         if self._has_host and self._is_on_host_alone(node_id):
-            depth = self._binding.collect_path_info([node_id])[0][-1][3]
-            self.scheduler_side.registry.move_to_host(node_id, depth)
+            self.scheduler_side.registry.move_to_host(node_id, self._depth_of(node_id))
         else:
             self.scheduler_side.registry.drop(node_id)
 

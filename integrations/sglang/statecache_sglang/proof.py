@@ -19,9 +19,11 @@ from statecache_sglang.seams import tree
 from statecache_sglang.steps import plugin_pool, read_all_reports
 
 if TYPE_CHECKING:
+    from statecache_sglang.checkpoints import CheckpointSlots
+    from statecache_sglang.pool_views import Tensor
     from statecache_sglang.views import MatchParameters, MatchResult, Request, TreeCache
 
-__all__ = ["is_proved", "record_store"]
+__all__ = ["prove", "record_store"]
 
 _log = logging.getLogger("statecache.sglang")
 _MAMBA = tree.mamba_type()
@@ -41,25 +43,50 @@ def record_store(cache: TreeCache, req: Request, depth: int) -> None:
         note_errors(side.counts, {_KIND: errors}, _log)
 
 
-def is_proved(cache: TreeCache, params: MatchParameters, result: MatchResult) -> bool:
-    """Whether the state this match ends at is there, and that of the request's own prefix.
+def prove(cache: TreeCache, params: MatchParameters, result: MatchResult) -> MatchResult | None:
+    """Return this match if the state at its end is there, and that of the request's own prefix.
 
     One that is another's is counted and, unless a running request holds it, dropped. Where it is
-    not known yet if it is there, the request is to wait (`statecache_unread`). Without the extra
-    buffer SGLang runs no batch meanwhile, and what would be waited for is the copy alone.
+    not known yet if it is there, the request is to wait (`statecache_unread`), for one step's
+    stores in all: later on it gets what is known to be there, a shorter match or None. Without the
+    extra buffer SGLang runs no batch meanwhile, and what is waited for at once is the copy alone.
     """
-    req, side = params.req, scheduler_side_of(cache)
+    req, slots = params.req, plugin_pool(cache)
     req.statecache_unread = False
-    slots = plugin_pool(cache)
-    node = result.best_match_node
-    state = None if slots is None else cache.tree_core.get_component_device_value(node, _MAMBA)
+    state = None if slots is None else _state(cache, result.best_match_node)
     if slots is None or state is None:
-        return True
-    if slots.is_unread(state):
-        req.statecache_unread = cache.enable_mamba_extra_buffer
-        if req.statecache_unread or slots.numbers(state)[0] in read_all_reports(cache):
-            return False
-    if slots.was_refused(state):
+        return result
+    step = slots.unread_since(state)
+    if step is not None and cache.enable_mamba_extra_buffer:
+        if getattr(req, "statecache_waits_for", None) in (None, step):
+            req.statecache_unread, req.statecache_waits_for = True, step
+            return None
+        shorter = _known_match(cache, slots, result)
+        return shorter if shorter is not None and _is_own(cache, slots, req, shorter) else None
+    if step is not None and slots.numbers(state)[0] in read_all_reports(cache):
+        return None
+    return result if _is_own(cache, slots, req, result) else None
+
+
+def _known_match(
+    cache: TreeCache, slots: CheckpointSlots, result: MatchResult
+) -> MatchResult | None:
+    """Return the match that ends at the deepest state before its end that is known to be there."""
+
+    def is_known(node: int) -> bool:
+        state = _state(cache, node)
+        return not (state is None or slots.was_refused(state)) and slots.unread_since(state) is None
+
+    side = scheduler_side_of(cache)
+    found = None if side is None else side.deepest_above(result.best_match_node, is_known)
+    return None if found is None else tree.match_ending_earlier(result, *found)
+
+
+def _is_own(cache: TreeCache, slots: CheckpointSlots, req: Request, result: MatchResult) -> bool:
+    """Whether the state at the end of a match, whose report was read, is that of its prefix."""
+    side, node = scheduler_side_of(cache), result.best_match_node
+    state = _state(cache, node)
+    if state is None or slots.was_refused(state):
         return False
     prefix = _prefix(req, result.device_prefix_len)
     what = slots.mismatch(state, prefix)
@@ -82,6 +109,10 @@ def is_proved(cache: TreeCache, params: MatchParameters, result: MatchResult) ->
         if side.registry.condemn(node) and side.faults.active and not side.is_locked(node):
             state_slots.evict_checkpoint(cache)
     return False
+
+
+def _state(cache: TreeCache, node: int) -> Tensor | None:
+    return cache.tree_core.get_component_device_value(node, _MAMBA)
 
 
 def _prefix(req: Request, depth: int) -> Prefix:

@@ -40,19 +40,20 @@ _log = logging.getLogger("statecache.sglang")
 class SchedulerSide:
     """The registry of one tree, and the barrier behind which it is called.
 
-    `is_locked` says whether a request holds the state of a node.
+    `depth_of` says how many tokens end at a node, `is_locked` whether a request holds its state.
     """
 
     def __init__(
         self,
         settings: Settings,
         find_below: Callable[[int, list[int]], list[int]],
+        depth_of: Callable[[int], int],
         is_locked: Callable[[int], bool],
         slots: int,
     ) -> None:
         self.is_locked = is_locked
+        self._depth_of = depth_of
         self.registry = StateRegistry(settings, find_below, slots)
-        self._is_locked = is_locked
         self._waits = HeadWaits(settings, self.registry.counts)
         self.faults = FaultBarrier(_log, "SGLang's own order takes over", "the state index failed")
         self.reporter: Reporter | None = None
@@ -89,7 +90,24 @@ class SchedulerSide:
     @advisory
     def has_spare(self) -> bool:
         """Whether a spare state can go for another one."""
-        return self.registry.has_spare(self._is_locked)
+        return self.registry.has_spare(self.is_locked)
+
+    @advisory
+    def condemn_all(self, must_go: Callable[[int], bool]) -> None:
+        """The states of which `must_go` holds go before all others."""
+        for state in filter(must_go, self.registry.states()):
+            self.registry.condemn(state)
+
+    @advisory
+    def has_condemned(self) -> bool:
+        """Whether a state that must go can go now."""
+        return self.registry.has_condemned(self.is_locked)
+
+    @advisory
+    def deepest_above(self, state: int, is_good: Callable[[int], bool]) -> tuple[int, int] | None:
+        """Return the deepest state above this one of which `is_good` holds, and its depth."""
+        above = next(filter(is_good, self.registry.above(state)), None)
+        return None if above is None else (above, self._depth_of(above))
 
     # Shared heads: as `HeadWaits`.
 

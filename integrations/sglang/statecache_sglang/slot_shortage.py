@@ -146,12 +146,16 @@ class SlotShortageMixin(MambaComponent):
     ) -> MatchResult:
         """SGLang's, or no match at all when the request can get no slot to copy the state to.
 
-        A prefix without its state must not be reused, nor one whose state is not its own.
+        A prefix without its state must not be reused, nor one whose state is not its own; a
+        shorter one is where the state at its end is not known to be there, and one before it is.
         """
-        if params.cow_mamba and not proof.is_proved(self.cache, params, result):
-            params.req.kv.mamba_cow_src_index = None
-            params.req.kv.mamba_needs_clear = params.req.kv.holds_mamba
-            return self.tree_core.empty_match_result
+        if params.cow_mamba:
+            proved = proof.prove(self.cache, params, result)
+            if proved is None:
+                params.req.kv.mamba_cow_src_index = None
+                params.req.kv.mamba_needs_clear = params.req.kv.holds_mamba
+                return self.tree_core.empty_match_result
+            result = proved
         if params.cow_mamba and not params.req.kv.holds_mamba:
             params.req.statecache_kv_tokens = result.full_kv_hit_length
             node = result.best_match_node
@@ -193,7 +197,7 @@ def admit_all_or_none(
     """Around `PrefillAdder.add_one_req`: a request gets every state slot it needs, or waits.
 
     One that waits for the state of another is passed over, and so is one whose state is stored at
-    this moment, for a step or two: nobody knows yet whether it was finite.
+    this moment, once, for a step or two: nobody knows yet whether it was finite.
     """
     pool = adder.tree_cache.req_to_token_pool
     if not state_slots.is_hybrid_pool(pool) or adder.tree_cache.disable:
@@ -226,6 +230,7 @@ def admit_all_or_none(
     with prefill_chunks.cut_first_chunk(adder, req, alone=alone):
         result = original(adder, req, has_chunked_req, *args, **kwargs)
     if adder.can_run_list and adder.can_run_list[-1] is req:
+        req.statecache_waits_for = None
         speculation.begin(req)
         reporting.admitted(adder.tree_cache, req)
         if side is not None:

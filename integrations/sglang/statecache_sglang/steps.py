@@ -58,20 +58,20 @@ def plugin_pool(cache: TreeCache) -> CheckpointSlots | None:
 
 
 def _drop(cache: TreeCache, slots: CheckpointSlots, refused: list[int]) -> None:
-    """Drop the states of slots that turned out to hold nothing; one that is locked goes later."""
+    """Drop the states of slots that turned out to hold nothing; one that is locked goes later.
+
+    Once advice was given up SGLang's own order drops them some day; no request starts from them.
+    """
     side = scheduler_side_of(cache)
     if not refused or side is None:
         return
     side.counts.add(MetricKey.SKIPS.of("not_finite"), len(refused))
-    if not side.faults.active:
-        return  # SGLang's own order drops them some day; no request starts from them until then
 
     def holds_nothing(node: int) -> bool:
         state = cache.tree_core.get_component_device_value(node, _MAMBA)
         return state is not None and slots.was_refused(state)
 
-    for node in filter(holds_nothing, side.registry.states()):
-        side.registry.condemn(node)
+    side.condemn_all(holds_nothing)
     for _ in refused:
-        if side.registry.has_condemned(side.is_locked):
+        if side.has_condemned():
             state_slots.evict_checkpoint(cache)

@@ -47,7 +47,9 @@ class IndexedMambaComponent(SlotShortageMixin):
 
     def attach(self, settings: Settings, slots: int) -> SchedulerSide:
         """Let the index lead the walk from here on. The tree must still be empty."""
-        self._side = SchedulerSide(settings, self._find_below, self._is_locked, slots)
+        self._side = SchedulerSide(
+            settings, self._find_below, self._depth_of, self._is_locked, slots
+        )
         self.faults = self._side.faults
         self.backups = BackupLocks()
         return self._side
@@ -73,6 +75,9 @@ class IndexedMambaComponent(SlotShortageMixin):
             at = at.parent
             ancestors.append(at.id)
         return depth, ancestors
+
+    def _depth_of(self, node_id: int) -> int:
+        return self._place(self.tree_core.node_by_id(node_id))[0]
 
     # What happened to the states.
 

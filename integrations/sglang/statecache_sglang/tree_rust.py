@@ -67,7 +67,9 @@ class IndexedRustCore(HostAwareRustCore):
         super().__init__(params, settings)
         self._clears_paths = self._bindings.applied
         slots = state_slots.state_capacity(params)
-        self.scheduler_side = SchedulerSide(settings, self._find_below, self._is_locked, slots)
+        self.scheduler_side = SchedulerSide(
+            settings, self._find_below, self._depth_of, self._is_locked, slots
+        )
         self.faults = self.scheduler_side.faults
         self._all_but_state = [int(c) for c in self.tree_components if c != _MAMBA]
 

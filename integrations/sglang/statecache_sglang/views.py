@@ -72,7 +72,8 @@ class Request(Protocol):
     `statecache_prefix`: the key of what it was last matched with, or left a state of.
     `statecache_compared`: the node, and that prefix, whose bytes were compared last for it.
     `statecache_verified_tokens`: of how many tokens its state is since its last verify step.
-    `statecache_unread`: whether the state it was last matched with is being stored.
+    `statecache_unread`: whether it waits, as the state it was last matched with is being stored.
+    `statecache_waits_for`: the step in which the first such state was stored, since it is queued.
     """
 
     kv: RequestKv
@@ -103,6 +104,7 @@ class Request(Protocol):
     statecache_prefix: PrefixKey
     statecache_compared: tuple[int, Prefix]
     statecache_unread: bool
+    statecache_waits_for: int | None
     statecache_ends: set[int]
     statecache_uncut_end: int
     statecache_passed_over: bool
@@ -212,6 +214,8 @@ class MatchResult(Protocol):
     """What was found: the node to resume from, and how far KV is resident."""
 
     best_match_node: int
+    last_device_node: int
+    last_host_node: int
     device_prefix_len: int
     full_kv_hit_length: int
 

@@ -1,6 +1,8 @@
 """The plugin never has the host wait for the device, and no wrong state is reused for that."""
 
 import contextlib
+import itertools
+import logging
 import random
 
 import pytest
@@ -76,9 +78,9 @@ def test_a_closer_look_waits_where_it_compares_and_nowhere_else():
 class Late:
     """One scheduler over a late device; `ask` begins and `end` finishes a request of one chunk."""
 
-    def __init__(self, core, buffer="extra_buffer", plant=lambda: False):
+    def __init__(self, core, buffer="extra_buffer", plant=lambda: False, loop=SpeculativeLoop):
         self.traffic = build(core, buffer)
-        self.run = SpeculativeLoop(self.traffic, None, drafter=False)
+        self.run = loop(self.traffic, None, drafter=False)
         self.run._draw = lambda: 6
         self.device = LateDevice(self.run, plant)
         self.pool = self.device.pool
@@ -102,10 +104,10 @@ class Late:
 
 
 @contextlib.contextmanager
-def late(core, buffer="extra_buffer", plant=lambda: False):
-    settings = {"checkpoints": "int8", "checkpoint_slots": STATES}
+def late(core, buffer="extra_buffer", plant=lambda: False, loop=SpeculativeLoop, **more_settings):
+    settings = {"checkpoints": "int8", "checkpoint_slots": STATES, **more_settings}
     with plugin(policy="gds", **settings), contextlib.ExitStack() as more:
-        made = Late(core, buffer, plant)
+        made = Late(core, buffer, plant, loop)
         more.enter_context(speculating(buffer))
         yield made
         made.check()
@@ -122,6 +124,48 @@ def test_a_request_that_meets_its_state_while_it_is_stored_waits_for_one_step(co
         assert not again.kv.holds_mamba
         assert made.run.step() == [again]
         assert made.hit(again) == 128
+        made.run.run()
+        assert made.pool.waits == 0
+
+
+class ReservingLoop(SpeculativeLoop):
+    """From its second chunk on a long prompt leaves most of a step's budget for shorter ones.
+
+    As SGLang's policy `shortest-prefill-first` does (`PrefillAdder.chunked_req_limit`).
+    """
+
+    def _adder(self):
+        self.chunk = 128 if self.chunked is None else 1_100
+        made = super()._adder()
+        made.chunked_req_limit = 64
+        return made
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize(
+    ("served", "refused", "hit"), [(64, None, 192), (64, 1, 64), (0, 0, 0)], ids=str
+)
+def test_a_request_waits_for_one_report_however_many_states_come(core, served, refused, hit):
+    """A prompt of 1,024 tokens is computed in chunks, 128 and then 64 a step; another one joins it.
+
+    After the first `served` tokens there is a state. The next one is stored in the second step, at
+    192 tokens or 128, and the other request is passed over; store number `refused` keeps nothing.
+    In the third step it is read, and a deeper state is stored: from then on to the last chunk the
+    deepest one is always unread. The request takes the deepest that is there.
+    """
+    tokens, stores = [10 + at % 97 for at in range(1_024)], itertools.count()
+    planted = {"plant": lambda: next(stores) == refused, "loop": ReservingLoop}
+    with late(core, **planted, wait_for_head="off") as made:
+        if served:
+            made.serve(tokens[:served])
+            read_all_reports(made.traffic.cache)
+        long = made.run.ask(tokens, 1)
+        assert made.run.step() == [long]
+        again = made.run.ask([*tokens, 7], 1)
+        assert made.run.step() == [long]
+        assert again.statecache_unread
+        assert made.run.step() == [long, again]
+        assert made.hit(again) == hit
         made.run.run()
         assert made.pool.waits == 0
 
@@ -170,6 +214,30 @@ def test_a_state_that_turns_out_not_to_be_finite_is_dropped_and_its_prompt_compu
         made.serve([*PROMPT, 8])
         assert made.counted("skips|not_finite") == 1
         assert made.pool.refused == 1
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("read", ["in a step", "when idle"])
+def test_a_node_that_the_index_alone_has_stops_no_scheduler(core, read, monkeypatch, caplog):
+    """As a refused state is dropped it is looked at: SGLang's own order takes over."""
+    caplog.set_level(logging.CRITICAL, "statecache.sglang")
+    monkeypatch.setattr(Late, "check", lambda made: made.traffic.sane())
+    with late(core, plant=lambda: made.device.planted == 0) as made:
+        made.serve(PROMPT)
+        side, unknown = made.traffic.core.scheduler_side, 1_000_000
+        side.registry.put(unknown, 64, [], is_leaf=True)
+        again = made.run.ask([*PROMPT, 7], 1)
+        if read == "when idle":
+            read_all_reports(made.traffic.cache)
+        else:
+            assert made.run.step() == []
+        assert made.run.step() == [again]
+        assert made.hit(again) == 0
+        assert (side.faults.active, side.faults.anomalies) == (False, 1)
+        assert made.counted("skips|not_finite") == 1
+        made.run.run()
+        assert made.run.wrong == 0
+        assert len(made.traffic.state_slots()) + made.pool.available_size() == STATES
 
 
 @pytest.mark.parametrize("core", CORES)

@@ -37,6 +37,7 @@ __all__ = [
     "mamba_type",
     "match_end_phase",
     "match_ending_at",
+    "match_ending_earlier",
     "no_step",
     "path_clearing_bindings",
     "python_tree_core",
@@ -222,6 +223,17 @@ def match_ending_at(
     params = load(at.PREFIX_CACHE).MatchPrefixParams
     match: Any = core.empty_match_result
     return params(key=None, cow_mamba=True, req=req), match._replace(best_match_node=node_id)
+
+
+def match_ending_earlier(match: Any, node_id: int, depth: int) -> MatchResult:
+    """Return what the match would be if this node above its end, at `depth`, were its end.
+
+    Without host copies, as with the int8 pool: the one end is that of all three. The states below
+    are there, so none is asked for that SGLang did not ask for.
+    """
+    ends = dict.fromkeys(("best_match_node", "last_device_node", "last_host_node"), node_id)
+    shorter: MatchResult = match._replace(device_prefix_len=depth, **ends)
+    return shorter
 
 
 # Which tree core a cache gets.
