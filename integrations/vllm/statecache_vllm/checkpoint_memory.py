@@ -220,11 +220,13 @@ def set_aside(settings: Settings, specs: Iterable[KVCacheSpec], available: int) 
     if place == "device" and asked is None:
         return available - available // _SHARE
     state_bytes = _state_bytes([(spec, 1) for spec in specs if seams.is_mamba(spec)], mode, place)
-    on_device = RING_STATES if place == "host" else asked or 0
-    left = available - on_device * state_bytes
-    if left <= 0:
-        exit_engine(
-            f"{_need(settings, on_device, state_bytes)}, {available:,} are there for blocks and"
-            " checkpoints: give fewer"
-        )
-    return left
+    if place == "host":
+        need = RING_STATES * state_bytes
+        what = f"{flag_of('checkpoint_memory')} host: {need:,} bytes are needed on the device"
+        advice = "raise --gpu-memory-utilization"
+    else:
+        need = (asked or 0) * state_bytes
+        what, advice = _need(settings, asked or 0, state_bytes), "give fewer"
+    if need >= available:
+        exit_engine(f"{what}, {available:,} are there for blocks and checkpoints: {advice}")
+    return available - need

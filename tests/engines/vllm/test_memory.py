@@ -71,6 +71,15 @@ def test_more_slots_than_memory_stop_with_the_numbers_and_the_flag(given, need):
     )
 
 
+def test_a_ring_that_leaves_nothing_for_blocks_stops_with_the_numbers():
+    with pytest.raises(SystemExit) as e:
+        set_aside(settings(checkpoints="int8", checkpoint_memory="host"), SPECS, 4 * INT8)
+    assert str(e.value) == (
+        "statecache: --statecache-checkpoint-memory host: 245,760 bytes are needed on the device,"
+        " 245,760 are there for blocks and checkpoints: raise --gpu-memory-utilization"
+    )
+
+
 @pytest.fixture(autouse=True)
 def registered():
     adapter.register()
