@@ -195,7 +195,8 @@ def _pinned(slots: int, bytes_per_slot: int, device: torch.device) -> Tensor:
     if device.type == "cuda":
         address = host.data_ptr()
         torch.cuda.check_error(_runtime().cudaHostRegister(address, host.nbytes, 0))
-        weakref.finalize(host.untyped_storage(), _unpin, address, device)
+        # A process that ends lets its pages go by itself, maybe after CUDA.
+        weakref.finalize(host.untyped_storage(), _unpin, address, device).atexit = False
     return host
 
 

@@ -14,8 +14,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from scheduled import GROUPS, Run, words
-from vllm.model_executor.layers.mamba.checkpoint import compute_mamba_prefill_checkpoints
+from scheduled import GROUPS, Run, exported, words
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
@@ -247,16 +246,9 @@ class DraftedWorker:
 
     def _export(self, name: str, start: int, end: int) -> None:
         """Layers that can write a state inside a chunk leave it in the column before."""
-        manager = self._run.scheduler.kv_cache_manager
-        unit = manager.coordinator.single_type_managers[0].cache_hit_alignment_tokens
-        (inside,), (column,) = compute_mamba_prefill_checkpoints(
-            [end],
-            [end - start],
-            self._run.pool.hash_block_size,
-            self._run.block,
-            self._alignment,
-            manager.use_eagle,
-            unit,
+        drop_block = self._run.scheduler.kv_cache_manager.use_eagle
+        inside, column = exported(
+            self._run, end, end - start, self._alignment, drop_block=drop_block
         )
         if inside:
             mark = self._prefixes[name].of(self._tokens[name], start + inside)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import engine  # noqa: F401  (sets vLLM's switches before it is imported)
 import torch
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.mamba.checkpoint import compute_mamba_prefill_checkpoints
 from vllm.plugins import load_general_plugins
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import (
@@ -289,6 +291,23 @@ class Run:
         for block in pool.blocks:
             if block.block_hash is not None:
                 assert pool.cached_block_hash_to_block.contain(block.block_hash, block.block_id)
+
+
+def exported(
+    run: Run, end: int, count: int, alignment: int | None, *, drop_block: bool
+) -> tuple[int, int]:
+    """Where layers leave a state inside a chunk of `count` tokens up to `end`: tokens, column.
+
+    0 and -1 where they leave none. vLLM 0.31 does not tell hashed units from those of a hit.
+    """
+    first = run.scheduler.kv_cache_manager.coordinator.single_type_managers[0]
+    known = inspect.signature(compute_mamba_prefill_checkpoints).parameters
+    name = "cache_hit_alignment_tokens"
+    more = {name: first.cache_hit_alignment_tokens} if name in known else {}
+    (inside,), (column,) = compute_mamba_prefill_checkpoints(
+        [end], [count], run.pool.hash_block_size, run.block, alignment, drop_block, **more
+    )
+    return inside, column
 
 
 def words(rng: random.Random, count: int) -> list[int]:

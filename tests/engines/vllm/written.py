@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from scheduled import GROUPS, Run
-from vllm.model_executor.layers.mamba.checkpoint import compute_mamba_prefill_checkpoints
+from scheduled import GROUPS, Run, exported
 
 State = tuple[int, int]  # how many tokens, and a hash of them
 NOTHING = (-1, 0)
@@ -65,11 +64,7 @@ class StateBlocks:
         manager = run.scheduler.kv_cache_manager
         end = request.num_computed_tokens
         start, tokens = end - count, list(request.all_token_ids)
-        unit = manager.coordinator.single_type_managers[0].cache_hit_alignment_tokens
-        hash_block = run.pool.hash_block_size
-        (inside,), (column,) = compute_mamba_prefill_checkpoints(
-            [end], [count], hash_block, block, self._alignment, False, unit
-        )
+        inside, column = exported(run, end, count, self._alignment, drop_block=False)
         for ids in manager.get_block_ids(request.request_id)[:GROUPS]:
             if start:
                 before = self._held.get(ids[(start - 1) // block], NOTHING)
