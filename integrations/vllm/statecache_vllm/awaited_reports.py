@@ -15,16 +15,25 @@ _MOST_WAITS = 1000
 
 
 class AwaitedReports:
-    """How often each request of one scheduler was told to wait for a report: `waits`, by name."""
+    """Which state each request of one scheduler waits for, and how often it did: `waits`, by name.
+
+    A request waits for one report: where others store deeper states at every step, it would else
+    wait for all of them.
+    """
 
     def __init__(self) -> None:
-        self.waits: dict[str, int] = {}
+        self.waits: dict[str, tuple[int, int]] = {}
 
-    def must_wait(self, request: Request) -> bool:
-        """Whether a request stays in the queue for this step: the report it needs is to come."""
-        waits = self.waits.get(request.request_id, 0) + 1
-        self.waits[request.request_id] = waits
-        return waits <= _MOST_WAITS
+    def must_wait(self, request: Request, state: int) -> bool:
+        """Whether a request stays in the queue for this step, as the report of `state` is to come.
+
+        If not, it goes on with what is known to be good.
+        """
+        awaited, waits = self.waits.get(request.request_id, (state, 0))
+        if state != awaited:
+            return False
+        self.waits[request.request_id] = (state, waits + 1)
+        return waits < _MOST_WAITS
 
     def finished(self, request: Request) -> None:
         """Forget a request."""

@@ -134,9 +134,12 @@ class CheckpointManager:
         return True
 
     def complete_store(self, states: Iterable[int], refused: Iterable[int]) -> None:
-        """The workers have stored these states, except those refused (NaN or Inf)."""
+        """The workers have stored these states, except those refused (NaN or Inf).
+
+        One worker may refuse a state before the others have told of it: it is dropped at once.
+        """
         bad = set(refused)
-        for state in states:
+        for state in dict.fromkeys((*states, *bad)):
             if state not in self._pending:
                 continue  # dropped in the meantime
             if state in bad:
@@ -155,10 +158,10 @@ class CheckpointManager:
                 return state, self._slot[state]
         return None
 
-    def is_expected(self, path: Sequence[Hash], above: int) -> bool:
-        """Whether a state deeper than the one `lookup` returns waits for its report."""
+    def expected(self, path: Sequence[Hash], above: int) -> int | None:
+        """Return the deepest state on `path` deeper than `above` if it waits for its report."""
         deepest = next(self.states_on(path, above), None)
-        return not self._exact and deepest in self._pending
+        return deepest if deepest in self._pending and not self._exact else None
 
     def states_on(self, path: Sequence[Hash], above: int) -> Iterator[int]:
         """Yield the states on `path` deeper than `above` blocks, the deepest one first."""

@@ -36,8 +36,8 @@ class Lookup:
 
     `planned` holds, for a request that was looked up, the state it is to resume from; `restores`
     those of the requests admitted since the last step. `protected` is there where the block queue
-    listens to requests, `heads` where requests may wait for each other. `is_expected` says that a
-    state that makes the last hit longer is stored, but not yet known to be good.
+    listens to requests, `heads` where requests may wait for each other. `expected` is a state
+    that would make the last hit longer: stored, but not yet known to be good.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Lookup:
             cast("StateManager", manager.coordinator.single_type_managers[group])
             for group in layout.state_groups
         ]
-        self.is_expected = False
+        self.expected: int | None = None
         self._found: FoundBlocks | None = None
         self._kv: tuple[dict[int, list[KVCacheBlock]], int] | None = None  # of the same request
         self._most = 0  # tokens that the request that is being looked up may hit
@@ -88,7 +88,7 @@ class Lookup:
 
         A hit has less than all tokens of the request, and no more than a limit (from vLLM 0.33 on).
         """
-        self._found, self._kv, self.is_expected = None, None, False
+        self._found = self._kv = self.expected = None
         if self._still_waits(request):
             return self._manager.empty_kv_cache_blocks, 0, 0
         self._most = request.num_tokens - 1
@@ -224,7 +224,7 @@ class Lookup:
         if next(checkpoints.states_on(path, above), None) is None:
             return found
         kv, reach = self._kv_of(request)
-        self.is_expected = checkpoints.is_expected(path[:reach], above)
+        self.expected = checkpoints.expected(path[:reach], above)
         best = checkpoints.lookup(path[:reach], above)
         if best is None:
             return found

@@ -189,8 +189,10 @@ class SchedulerSide:
         """Whether a request that was just looked up is to stay in the queue for this step."""
         if self._settings.dry_run:
             return False
-        expected = self.lookup.is_expected and self.reports.must_wait(request)
-        return expected or self.lookup.must_wait(request)
+        expected = self.lookup.expected
+        if expected is not None and self.reports.must_wait(request, expected):
+            return True
+        return self.lookup.must_wait(request)
 
     def plan(self, step: SchedulerOutput) -> tuple[list[CheckpointCopy], list[CheckpointCopy]]:
         """Return the restores and stores of this step."""

@@ -5,6 +5,7 @@ later.
 """
 
 import random
+import types
 
 import pytest
 from runner_v2 import every_order, started
@@ -130,6 +131,15 @@ def test_a_lost_report_ends_a_wait_after_so_many_steps(late, monkeypatch):
     without_states(run)
     assert steps_of(run, PROMPT) == (0, 2 + 5)
     assert run.scheduler_side.checkpoints.pinned == 1
+
+
+def test_a_request_waits_for_one_report():
+    """Another one stores deeper states meanwhile: it goes on with what is good by then."""
+    reports, request = awaited_reports.AwaitedReports(), types.SimpleNamespace(request_id="r")
+    asked = [reports.must_wait(request, state) for state in (4, 4, 5, 6)]
+    assert asked == [True, True, False, False]
+    reports.finished(request)
+    assert reports.must_wait(request, 6)
 
 
 def test_others_go_on_while_one_waits(late):

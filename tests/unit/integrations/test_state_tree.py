@@ -152,6 +152,22 @@ def test_a_refused_state_is_forgotten_and_its_slot_is_free():
     made.check()
 
 
+def test_a_state_that_one_worker_refuses_while_another_has_not_told_is_forgotten():
+    """The other one's word that it is stored comes later, when the slot holds another state."""
+    made = checkpoints(1)
+    state, slot = made.prepare_store(path("ab"))
+    made.complete_store([], [state])
+    assert (made.counts.refused, made.pinned) == (1, 0)
+    other, again = made.prepare_store(path("cd"))
+    assert again == slot
+    made.complete_store([state], [])
+    assert (made.counts.stored, made.pinned) == (0, 1)
+    made.complete_store([other], [])
+    assert made.lookup(path("cd"), 0) == (other, slot)
+    assert made.lookup(path("ab"), 0) is None
+    made.check()
+
+
 def test_a_slot_that_waits_for_its_store_is_not_given_away():
     made = checkpoints(1)
     made.prepare_store(path("ab"))
