@@ -74,11 +74,16 @@ class LateStreams:
             most = None if most is None else most - 1
         assert most is not None or not any(self.queues.values()), "streams wait for each other"
 
-    def late(self, ops: CheckpointOps) -> CheckpointOps:
-        """Return the same copies, done by the current stream."""
+    def late(self, ops: CheckpointOps, *, fails: bool = False) -> CheckpointOps:
+        """Return the same copies, done by the current stream; each may fail once it is launched."""
 
         def deferred(copy):
-            return lambda *arguments: self.compute(lambda: copy(*arguments))
+            def launch(*arguments):
+                self.compute(lambda: copy(*arguments))
+                if fails:
+                    raise RuntimeError("planted")
+
+            return launch
 
         return replace(
             ops, store=deferred(ops.store), load=deferred(ops.load), move=deferred(ops.move)

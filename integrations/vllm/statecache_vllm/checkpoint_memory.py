@@ -66,10 +66,10 @@ def knows_states(kv_cache_config: KVCacheConfig) -> bool:
 
 
 def with_host_size(settings: Settings, ranks: int) -> Settings:
-    """Return settings that say how much host memory the checkpoints get, if they are kept there.
+    """Return settings that say how much host memory each rank gets, if checkpoints are kept there.
 
     Once for all processes of a server: what is free is another number in each. `SettingsError` if
-    that much is not free.
+    not so much is free for all of them.
     """
     if not settings.on_host or settings.checkpoint_slots is not None:
         return settings
@@ -93,7 +93,7 @@ def with_host_size(settings: Settings, ranks: int) -> Settings:
             f"{size:,}",
             ranks,
         )
-    return msgspec.structs.replace(settings, checkpoint_memory=f"host:{size}")
+    return msgspec.structs.replace(settings, checkpoint_memory=f"host:{size // ranks}")
 
 
 def _free_on_host() -> int | None:
@@ -138,7 +138,7 @@ def check_slots(settings: Settings, vllm_config: VllmConfig) -> None:
         return
     total, where = seams.device_memory(), "a device here has"
     if settings.on_host:
-        total, where = (_free_on_host() or total) // ranks, "of the host memory each rank has"
+        total, where = (_free_on_host() or total) // ranks, "each rank's share of host memory is"
     dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
     state = vllm_config.cache_config.mamba_ssm_cache_dtype
     model = msgspec.structs.replace(model, dtype=dtype if dtype in DTYPE_BYTES else model.dtype)
@@ -168,7 +168,7 @@ def pool_slots(settings: Settings, vllm_config: VllmConfig, kv_cache_config: KVC
     blocks = int(kv_cache_config.num_blocks)
     asked = settings.checkpoint_slots
     if size is not None:
-        room = size // vllm_config.parallel_config.tensor_parallel_size
+        room = size
         what = f"the {room:,} bytes of host memory of a rank: give {flag_of('checkpoint_memory')}"
         advice = f"{what} host:SIZE"
     else:

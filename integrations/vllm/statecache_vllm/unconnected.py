@@ -26,11 +26,19 @@ _KEY = "statecache"
 
 
 class CarriedSettings(dict[str, object]):
-    """Settings by name. A process that they are sent to has the patches in place by then."""
+    """Settings by name: `given`. A process that they are sent to has the patches in place by then.
+
+    As a dictionary it is empty: vLLM keeps what it compiled by what `additional_config` holds, and
+    no setting changes that.
+    """
+
+    def __init__(self, given: dict[str, object]) -> None:
+        super().__init__()
+        self.given = given
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         """Return what makes them anew where they arrive."""
-        return _arrived, (dict(self),)
+        return _arrived, (self.given,)
 
 
 def _arrived(given: dict[str, object]) -> CarriedSettings:
@@ -51,7 +59,7 @@ def settings_of(config: VllmConfig) -> dict[str, object] | None:
     """Return the settings that a configuration without a connector carries, None without us."""
     own = config.additional_config
     given = own.get(_KEY) if isinstance(own, dict) else None
-    return given if isinstance(given, CarriedSettings) else None
+    return given.given if isinstance(given, CarriedSettings) else None
 
 
 def _connected(config: VllmConfig) -> VllmConfig | None:

@@ -165,7 +165,9 @@ class CheckpointStore:
             except (MemoryError, RuntimeError, library.PoolDoesNotFitError) as error:
                 what = f"{slots} {settings.checkpoints} checkpoints"
                 why = escape_control_chars(str(error))
-                exit_engine(f"no memory for {what}: {why}: lower {flag_of('checkpoint_slots')}")
+                by_size = settings.on_host and settings.checkpoint_slots is None
+                flag = flag_of("checkpoint_memory" if by_size else "checkpoint_slots")
+                exit_engine(f"no memory for {what}: {why}: lower {flag}")
             except ValueError as error:
                 why = escape_control_chars(str(error))
                 exit_engine(f"a pool of {settings.checkpoints} checkpoints cannot be made: {why}")

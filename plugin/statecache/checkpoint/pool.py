@@ -35,6 +35,7 @@ from statecache.checkpoint.slot_memory import (
     DeviceSlots,
     HostSlots,
     SlotMemory,
+    turn_on,
 )
 from statecache.checkpoint.stream_order import StreamOrdering
 
@@ -220,12 +221,13 @@ class CheckpointPool:
             self._pending.pop(slot, None)
         try:
             for part in self._memory.batches(len(given)):
-                self._memory.write(rows[part])
-                kept = [slot if before.get(slot) else -1 for slot in given[part]]
-                self._memory.fetch(kept, rows[part])
-                asked = None if flags is None else flags[part]
-                self._launches.store(layout, sources[part], targets[part], asked)
-                self._memory.send(given[part], rows[part])
+                with turn_on(self._memory, rows[part]):
+                    self._memory.write(rows[part])
+                    kept = [slot if before.get(slot) else -1 for slot in given[part]]
+                    self._memory.fetch(kept, rows[part])
+                    asked = None if flags is None else flags[part]
+                    self._launches.store(layout, sources[part], targets[part], asked)
+                    self._memory.send(given[part], rows[part])
             if flags is not None:
                 seen = flags.to("cpu", non_blocking=True)
         finally:
@@ -265,8 +267,9 @@ class CheckpointPool:
         sources, targets, _ = upload_pairs(rows, listed, 0, self._device)
         try:
             for part in self._memory.batches(len(given)):
-                self._memory.fetch(given[part], rows[part])
-                self._launches.load(layout, sources[part], targets[part])
+                with turn_on(self._memory, rows[part]):
+                    self._memory.fetch(given[part], rows[part])
+                    self._launches.load(layout, sources[part], targets[part])
                 self._memory.release(rows[part])
         finally:
             self._order.end()

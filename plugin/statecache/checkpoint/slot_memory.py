@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from statecache.checkpoint.copy_streams import CopyStreams, Moment, streams_on
 from statecache.checkpoint.layout import Part, aligned, bytes_per_slot
 
-__all__ = ["RING_ROWS", "DeviceSlots", "HostSlots", "SlotMemory"]
+__all__ = ["RING_ROWS", "DeviceSlots", "HostSlots", "SlotMemory", "turn_on"]
 
 RING_ROWS = 8
 # Slots or rows by their numbers; those of a tensor are not looked into.
@@ -165,6 +166,16 @@ class HostSlots:
         """Keep rows for what the current stream has to do now."""
         moment = self._streams.mark()
         self._row_busy.update((row, moment) for row in rows if row >= 0)
+
+
+@contextmanager
+def turn_on(memory: SlotMemory, rows: Slots) -> Iterator[None]:
+    """Keep rows for what was launched on them, should not all of it be."""
+    try:
+        yield
+    except BaseException:
+        memory.release(rows)
+        raise
 
 
 def _storage_bytes(tensor: Tensor) -> int:

@@ -18,6 +18,7 @@ from statecache.errors import SettingsError
 from statecache_vllm import adapter, checkpoint_memory, seams
 from statecache_vllm.checkpoint_memory import (
     describe,
+    dry_run_sizes,
     knows_states,
     pool_slots,
     set_aside,
@@ -136,14 +137,16 @@ def test_the_pool_is_a_tenth_of_blocks_and_checkpoints_together(mode, slot_bytes
 @pytest.mark.parametrize(("mode", "slot_bytes"), [("native", NATIVE), ("int8", INT8)])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_share_the_host_memory_that_was_asked_for(mode, slot_bytes, ranks):
+    """In a dry run, too."""
     config = types.SimpleNamespace(kv_cache_groups=_groups(16), num_blocks=900)
-    engine = types.SimpleNamespace(
-        cache_config=types.SimpleNamespace(num_gpu_blocks_override=None),
-        parallel_config=types.SimpleNamespace(tensor_parallel_size=ranks),
-    )
-    on_host = settings(checkpoints=mode, checkpoint_memory=f"host:{ranks * (5 * slot_bytes + 1)}")
+    cache = types.SimpleNamespace(num_gpu_blocks_override=None)
+    engine = types.SimpleNamespace(cache_config=cache)
+    asked = settings(checkpoints=mode, checkpoint_memory=f"host:{ranks * (5 * slot_bytes + 1)}")
+    on_host = with_host_size(asked, ranks)
     assert pool_slots(on_host, engine, config) == 5
-    too_small = settings(checkpoints=mode, checkpoint_memory=f"host:{ranks * slot_bytes - 1}")
+    assert dry_run_sizes(on_host, config)[0] == 5
+    asked = settings(checkpoints=mode, checkpoint_memory=f"host:{ranks * slot_bytes - 1}")
+    too_small = with_host_size(asked, ranks)
     with pytest.raises(SystemExit, match=r"does not fit in the .* host memory .* host:SIZE"):
         pool_slots(too_small, engine, config)
 
@@ -156,15 +159,15 @@ def test_the_host_memory_is_settled_once_and_checked_against_what_is_free(monkey
     monkeypatch.setattr(checkpoint_memory, "_free_on_host", lambda: 5_000)
     assert resolved("device") == "device"
     with caplog.at_level("INFO", logger="statecache.vllm"):
-        assert resolved("host") == "host:500"
+        assert resolved("host") == "host:250"
     assert "500 bytes of host memory for the checkpoints of 2 ranks" in caplog.text
-    assert resolved("host:5000") == "host:5000"
-    assert resolved("host:2KiB") == "host:2048"
+    assert resolved("host:5000") == "host:2500"
+    assert resolved("host:2KiB") == "host:1024"
     assert resolved("host", checkpoint_slots=7) == "host"
     with pytest.raises(SettingsError, match="host:5001: 5,000 bytes of host memory are free"):
         resolved("host:5001")
     monkeypatch.setattr(checkpoint_memory, "_free_on_host", lambda: None)
-    assert resolved("host:5001") == "host:5001"
+    assert resolved("host:5001") == "host:2500"
     with pytest.raises(SettingsError, match="give host:SIZE"):
         resolved("host")
 

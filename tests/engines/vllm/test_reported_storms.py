@@ -282,17 +282,18 @@ def allocated(store):
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("slots", [1, 2, 419])
 @pytest.mark.parametrize("mode", ["native", "int8"])
+@pytest.mark.parametrize("memory", ["device", "host"])
 def test_the_bytes_that_are_announced_are_those_of_the_pool(
-    monkeypatch, caplog, mode, slots, shared
+    monkeypatch, caplog, memory, mode, slots, shared
 ):
     """Three layers: 3 x (3,072 + 65,536) bytes exact; in int8 3 x (3,072 + 16,384 + 1,024)."""
     state = {"native": 205_824, "int8": 61_440}[mode]
     with caplog.at_level("INFO", logger="statecache"):
-        more = {"checkpoints": mode, "checkpoint_slots": slots}
+        more = {"checkpoints": mode, "checkpoint_slots": slots, "checkpoint_memory": memory}
         store, _ = store_over(monkeypatch, shared=shared, **more)
     assert allocated(store) == slots * state
     announced = (
-        f"statecache: {slots} {mode} checkpoints of {state} bytes, each 3 slots of the pool,"
-        f" {slots * state} bytes in all"
+        f"statecache: {slots} {mode} checkpoints of {state} bytes in {memory} memory, each 3 slots"
+        f" of the pool, {slots * state} bytes in all"
     )
     assert announced in [record.getMessage() for record in caplog.records]
