@@ -222,7 +222,7 @@ def test_a_wrong_path_or_address_is_said_before_what_is_not_installed(
     with pytest.raises(SettingsError, match="fit: numpy and scipy are missing"):
         fit_command(tmp_path / "t.csv", repeats=1, request_seconds=1)
     with model_server() as (url, seen), pytest.raises(SettingsError, match="are missing"):
-        fit_command(None, url, repeats=1, request_seconds=1)
+        fit_command(None, url, repeats=1, request_seconds=60)
     assert seen == []
 
 
