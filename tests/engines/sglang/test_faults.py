@@ -8,7 +8,6 @@ import contextlib
 import functools
 import http.client
 import json
-import os
 import shutil
 import signal
 import threading
@@ -323,8 +322,9 @@ def test_a_killed_scheduler_ends_the_server_and_leaves_nothing_behind(model, tmp
         wait_for_lines(path, 2)
         client = ask_for_long(server, begun, seen)
         assert begun.wait(DEADLINE_SECONDS)
-        family = psutil.Process().children(recursive=True)
-        (launcher,) = [process for process in family if process.ppid() == os.getpid()]
+        ours = psutil.Process().children()
+        (launcher,) = [child for child in ours if str(server.port) in child.cmdline()]
+        family = [launcher, *launcher.children(recursive=True)]
         (scheduler,) = [process for process in family if "::scheduler" in name_of(process)]
         shared = shared_memory_of(family)
         scheduler.send_signal(signal.SIGKILL)
