@@ -70,7 +70,9 @@ def any_model(request, tmp_path_factory):
 def drafting(tmp_path_factory):
     """A model that brings a drafter."""
     folder = tmp_path_factory.mktemp("drafting")
-    return tiny_models.add_drafter(tiny_models.make_tiny_model("qwen3_next", folder))
+    from support.mtp_head import add_drafter
+
+    return add_drafter(tiny_models.make_tiny_model("qwen3_next", folder))
 
 
 @pytest.fixture(scope="session")

@@ -127,7 +127,10 @@ def print_drafted(model: Path, seeds: int = 1) -> None:
 
 def main() -> None:
     """Print the table: mean of the seeds, lowest and highest difference to vLLM in points."""
-    from tiny_models import add_drafter, make_tiny_model
+    sys.path.append(str(Path(__file__).parents[2]))  # of tests/support
+    from tiny_models import make_tiny_model
+
+    from support.mtp_head import add_drafter
 
     with tempfile.TemporaryDirectory() as folder:
         model = add_drafter(make_tiny_model("qwen3_next", Path(folder)))

@@ -14,6 +14,8 @@ from test_restore import drop_state_blocks
 from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 
+from support.mtp_head import add_drafter
+
 # Drafts a step, and how the model is made: a head that is never right, at times, always.
 DRAFTERS: dict[str, tuple[int, dict[str, Any]]] = {
     "none": (1, {"right": False}),
@@ -121,7 +123,7 @@ def arms(request, tmp_path_factory):
     align_kernels.install()
     drafts, made = DRAFTERS[request.param]
     folder = tiny_models.make_tiny_model("qwen3_next", tmp_path_factory.mktemp("drafting"))
-    model = tiny_models.add_drafter(folder, **made)
+    model = add_drafter(folder, **made)
     int8 = {**SLOTS, "checkpoints": "int8"}
     kinds = {"alone": None, "native": SLOTS} | ({"int8": int8} if request.param == "some" else {})
     return request.param, {kind: served(model, drafts, kinds[kind]) for kind in kinds}

@@ -80,8 +80,11 @@ def test_a_repeat_hits_as_deep_as_the_form_says_and_as_vllm_does(drafting, u, dr
 
 def main() -> None:
     """Every length up to 12 blocks of each size: prints how many were as the form says."""
+    sys.path.append(str(Path(__file__).parents[2]))  # of tests/support
+    from support.mtp_head import add_drafter
+
     with tempfile.TemporaryDirectory() as folder:
-        made = tiny_models.add_drafter(tiny_models.make_tiny_model("qwen3_next", Path(folder)))
+        made = add_drafter(tiny_models.make_tiny_model("qwen3_next", Path(folder)))
         for u in (16, 64, 528):
             for drafter in (None, MTP, NGRAM):
                 ours = Repeats(made, u, SLOTS, drafter)

@@ -18,6 +18,7 @@ from vllm.v1.request import RequestStatus
 
 from statecache_vllm import seams
 from support import soak
+from support.mtp_head import add_drafter
 
 POOL = {"checkpoints": "native", "checkpoint_slots": 16}
 BURSTS = "bursts of siblings"
@@ -146,7 +147,7 @@ def test_memory_is_flat_and_nothing_drifts(drafting, kind):
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        model = tiny_models.add_drafter(tiny_models.make_tiny_model("qwen3_next", Path(folder)))
+        model = add_drafter(tiny_models.make_tiny_model("qwen3_next", Path(folder)))
         soak.main(KINDS, lambda kind, *limits: soaked(model, kind, *limits))
 
 

@@ -17,8 +17,6 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
-from support.mtp_head import add_drafter  # noqa: F401
-
 VOCABULARY = 512
 _COMMON = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
