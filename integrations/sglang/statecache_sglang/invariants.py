@@ -63,12 +63,12 @@ def check_state_pools(
     stops a server that leaks. Where its own sum holds and this one does not, the index is what is
     wrong: it is silenced.
     """
-    cache = checker.tree_cache
     leaked, message = original(checker, stats)
-    if scheduler_side_of(cache) is not None:
+    cache = checker.tree_cache
+    side = scheduler_side_of(cache)
+    if side is not None:
         read_all_reports(cache)
     reporting.report(cache)
-    side = scheduler_side_of(cache)
     if side is None:
         return leaked, message
     found = accounts(cache, side, state_slots.count_slots_in_use(checker))

@@ -45,7 +45,6 @@ def configure(
         # The block can only become a multiple of this one, in processes that start later.
         check_interval(in_force, engine_args.block_size)
     settings = with_host_size(settings, engine_args.tensor_parallel_size)
-    in_force = settings.in_force
     config = _with_connector(settings, engine_args, create) if pool else create()
     if not config.model_config.is_hybrid:
         _log.warning("statecache: this model caches no recurrent states; nothing was changed")

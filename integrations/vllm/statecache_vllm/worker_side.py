@@ -261,7 +261,11 @@ class CheckpointStore:
         """
         failures = sum(pool.pool.launch_failures for pool in self._pools)
         news, self._launch_failures = failures - self._launch_failures, failures
-        measured = [(kind, found) for kind, found in self._errors if found.is_ready()]
+        measured: list[tuple[str, Any]] = []
+        waiting: list[tuple[str, Any]] = []
+        for kind, found in self._errors:
+            (measured if found.is_ready() else waiting).append((kind, found))
+        self._errors = waiting
         if not (self._unproved or self._compared or self._added_up or news or measured):
             return None
         unproved = [
@@ -276,7 +280,6 @@ class CheckpointStore:
         for kind, found in measured:
             # That of a state that was refused is not finite.
             errors.setdefault(kind, []).extend(filter(math.isfinite, found.read().tolist()))
-        self._errors = [each for each in self._errors if each not in measured]
         proof = StepProof(tuple(unproved), self._added_up, len(self._compared), errors, news)
         self._look_anew()
         return proof

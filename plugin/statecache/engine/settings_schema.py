@@ -71,6 +71,7 @@ _NUMBERS = {
     "record_mib": (1, "MiB"),
 }
 _RATES = ("verify",)
+_OF_A_POOL = ("checkpoint_slots", "checkpoint_memory", "verify")
 _SWITCHES = ("int8", "strict", "dry_run")
 _CHOICES = {
     "kv_cache_plugin": PLUGINS,
@@ -158,11 +159,16 @@ def check(given: RawSettings) -> None:
             f"{flag_of('admission')} branch-points and {flag_of('checkpoint_interval')}"
             " exclude each other"
         )
-    if given.checkpoint_slots is not None and given.checkpoints is None:
-        raise SettingsError(f"{flag_of('checkpoint_slots')} needs {flag_of('checkpoints')}")
-    _check_memory(given)
-    if given.verify and given.checkpoints is None:
-        raise SettingsError(f"{flag_of('verify')} needs {flag_of('checkpoints')}")
+    if given.checkpoint_memory is not None:
+        _, size = memory_in(given.checkpoint_memory)
+        if size is not None and given.checkpoint_slots is not None:
+            raise SettingsError(
+                f"{flag_of('checkpoint_memory')} host:SIZE and {flag_of('checkpoint_slots')}"
+                " exclude each other"
+            )
+    for name in _OF_A_POOL:
+        if getattr(given, name) and given.checkpoints is None:
+            raise SettingsError(f"{flag_of(name)} needs {flag_of('checkpoints')}")
     _check_record(given)
 
 
@@ -177,19 +183,6 @@ def memory_in(text: str) -> tuple[str, int | None]:
         advice = "use device, host or host:SIZE, as host:64GiB"
         raise _invalid("checkpoint_memory", text, advice)
     return place, asked
-
-
-def _check_memory(given: RawSettings) -> None:
-    if given.checkpoint_memory is None:
-        return
-    _, size = memory_in(given.checkpoint_memory)
-    if given.checkpoints is None:
-        raise SettingsError(f"{flag_of('checkpoint_memory')} needs {flag_of('checkpoints')}")
-    if size is not None and given.checkpoint_slots is not None:
-        raise SettingsError(
-            f"{flag_of('checkpoint_memory')} host:SIZE and {flag_of('checkpoint_slots')}"
-            " exclude each other"
-        )
 
 
 def _check_record(given: RawSettings) -> None:

@@ -91,6 +91,13 @@ class Late:
         self.run.run()
         return req
 
+    def ask_while_stored(self):
+        """Serve PROMPT, and ask for it again in the step after the store, in which it waits."""
+        self.serve(PROMPT)
+        again = self.run.ask([*PROMPT, 7], 1)
+        assert self.run.step() == []
+        return again
+
     def hit(self, req):
         return self.run.hits.get(req.rid)
 
@@ -117,9 +124,7 @@ def late(core, buffer="extra_buffer", plant=lambda: False, loop=SpeculativeLoop,
 def test_a_request_that_meets_its_state_while_it_is_stored_waits_for_one_step(core):
     """128 tokens, a state at each 64. Asked in the step after the store, it is passed over once."""
     with late(core) as made:
-        made.serve(PROMPT)
-        again = made.run.ask([*PROMPT, 7], 1)
-        assert made.run.step() == []
+        again = made.ask_while_stored()
         assert again.statecache_unread
         assert not again.kv.holds_mamba
         assert made.run.step() == [again]
@@ -284,9 +289,7 @@ def test_a_report_that_comes_after_its_slot_was_used_again_says_nothing_of_the_n
 @pytest.mark.parametrize("core", CORES)
 def test_a_request_that_waits_for_its_state_can_be_aborted(core):
     with late(core) as made:
-        made.serve(PROMPT)
-        again = made.run.ask([*PROMPT, 7], 1)
-        assert made.run.step() == []
+        again = made.ask_while_stored()
         made.run.abort(again)
         made.run.run()
         assert made.traffic.requests.mamba_allocator.available_size() == 48
