@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from statecache.checkpoint.stream_order import event_behind
+
 __all__ = ["CopyStreams", "Moment", "streams_on"]
 
 # Target and source of each copy, of equal shape and type.
@@ -57,7 +59,7 @@ class _CudaStreams:
         self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def mark(self) -> Moment:
-        return torch.cuda.current_stream(self._device).record_event()
+        return event_behind(self._device)
 
     def hold(self, moments: Sequence[Moment]) -> None:
         stream = torch.cuda.current_stream(self._device)

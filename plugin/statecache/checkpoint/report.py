@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from statecache.checkpoint.stream_order import is_over
+
 __all__ = ["StoreReport"]
 
 
@@ -35,7 +37,7 @@ class StoreReport:
 
     def is_ready(self) -> bool:
         """Whether the report can be read without waiting."""
-        return self._refused is not None or self._done is None or _is_over(self._done)
+        return self._refused is not None or is_over(self._done)
 
     def refused(self) -> tuple[int, ...]:
         """Return the slots that hold no state, so forget them: the pool has freed them.
@@ -49,7 +51,3 @@ class StoreReport:
             flags = self._flags
             self._refused = self._settle(flags.tolist() if isinstance(flags, Tensor) else flags)
         return self._refused
-
-
-def _is_over(event: torch.cuda.Event) -> bool:
-    return bool(event.query())  # type: ignore[no-untyped-call]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["HostCopy", "StreamOrdering", "event_behind"]
+__all__ = ["HostCopy", "StreamOrdering", "event_behind", "is_over"]
 
 
 def event_behind(device: torch.device) -> torch.cuda.Event | None:
@@ -14,6 +14,11 @@ def event_behind(device: torch.device) -> torch.cuda.Event | None:
         return None
     event: torch.cuda.Event = torch.cuda.current_stream(device).record_event()
     return event
+
+
+def is_over(event: torch.cuda.Event | None) -> bool:
+    """Whether what an event of `event_behind` stands for is done; the host does not wait."""
+    return event is None or bool(event.query())  # type: ignore[no-untyped-call]
 
 
 class HostCopy:
@@ -25,7 +30,7 @@ class HostCopy:
 
     def is_ready(self) -> bool:
         """Whether the values can be read without waiting."""
-        return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]
+        return is_over(self._done)
 
     def read(self) -> Tensor:
         """Return the values, on the host; waits for them unless they are ready."""
